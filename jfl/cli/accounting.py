@@ -149,6 +149,10 @@ def epsilon(arguments: list[str]) -> None:
         where, c = "jfl epsilon", command
         adjacency = plain_numbers.adjacency_of(where, c.sampler, c.adjacency)
         given = c.noise_multiplier, c.noise_std, c.clip_norm, c.mean_of
+        if c.claimed is not None:
+            checks.require_positive(where, claimed=c.claimed)
+            if c.rounds is None or set(given) == {None}:
+                checks.fail(where, "rounds and noise for --claimed", "only defaults")
         z = 1.0 if set(given) == {None} else plain_numbers.multiplier(where, *given, adjacency)
         guarantee = _show_numbers("epsilon", command, z)
         if command.claimed is not None:
@@ -318,18 +322,21 @@ def _sample(numbers: Numbers):
 
 def _show_claim(numbers: Numbers, claimed: float, proved: Guarantee, noise_multiplier: float):
     """Print a claimed epsilon, the proved one, and what the claim needs."""
-    checks.require_positive("jfl epsilon", claimed=claimed)
     text = "The claim holds for these numbers."
     if proved.epsilon > claimed:
         needed = tightest.solve_noise(lambda z: _event(numbers, z), claimed, numbers.delta)
-        text = (
-            "These numbers do not prove the claim. It needs a noise multiplier of "
-            f"{needed:.4g}, {needed / noise_multiplier:.4g} times that of the numbers."
-        )
-        if numbers.sampler == "full" and proved.method == rdp_events.EXACT:
-            text += (
-                "\nWithout sampling, the proved ε is exact for an observer of every release: no "
+        level = f"{needed:.4g}, {needed / noise_multiplier:.4g} times that of the numbers."
+        everyone = numbers.unit == "client" or numbers.cohort in (None, numbers.clients)
+        if numbers.sampler == "full" and everyone and proved.method == rdp_events.EXACT:
+            text = (
+                f"These numbers do not prove the claim. It needs a noise multiplier of {level}\n"
+                "Without sampling, the proved ε is exact for an observer of every release: no "
                 "accountant can prove less."
+            )
+        else:
+            text = (
+                "jfl does not prove the claim. Its bound for samples may not be the smallest, so "
+                f"the claim can still hold.\njfl proves it for a noise multiplier of {level}"
             )
     console.table(
         None,

@@ -131,7 +131,17 @@ def test_claimed_and_proved_epsilon(capsys):
     sampled = "epsilon --noise-multiplier 0.01 --rate 0.1 --rounds 10 --claimed 1".split()
     assert main.main(sampled) == 0
     out = capsys.readouterr().out
-    assert "do not prove the claim" in out and "no accountant" not in out
+    assert "jfl does not prove the claim" in out and "no accountant" not in out
+    # a client that is almost never absent: the exact ε without sampling is only an upper bound
+    absent = "epsilon --noise-multiplier 1 --sampler full --rounds 10 --claimed 1".split()
+    for clients, is_exact in ((999999, True), (1000000, False)):
+        assert main.main([*absent, "--cohort", "999999", "--clients", str(clients)]) == 0
+        out = capsys.readouterr().out
+        assert "gaussian_exact" in out and ("no accountant can prove less" in out) == is_exact
+    # nothing is claimed for numbers that nobody stated
+    for missing in (absent[:5] + absent[7:], absent[:1] + absent[3:]):
+        assert main.main(missing) != 0
+        assert "rounds and noise for --claimed" in capsys.readouterr().err
     assert main.main([*words[:-1], "--noise-multiplier", "1"]) != 0
     assert "either noise_multiplier" in capsys.readouterr().err
 
