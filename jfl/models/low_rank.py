@@ -159,7 +159,7 @@ def _add_product(next_call, args, kwargs, context):
     if not axes or not layer.has_variable("params", "lora_a"):
         return y
     a, b = (layer.get_variable("params", name) for name in ("lora_a", "lora_b"))
-    x = jnp.asarray(args[0])
+    x = jnp.asarray(args[0] if args else kwargs["inputs"])
     x = x.reshape(*x.shape[: x.ndim - axes], -1)
     return y + (x @ a @ b).reshape(y.shape).astype(y.dtype)
 

@@ -24,7 +24,7 @@ class Loop(nn.Module):
 
     @nn.compact
     def __call__(self, x):
-        step = lambda layer, x, _: (nn.tanh(layer(x)), None)
+        step = lambda layer, x, _: (nn.tanh(layer(inputs=x)), None)
         scan = nn.scan(step, {"params": 0}, split_rngs={"params": True}, length=2)
         return scan(nn.Dense(3, name="layer"), x, None)[0]
 
