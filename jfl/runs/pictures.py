@@ -63,7 +63,9 @@ def draw_accuracy(path: Path, groups: list[dict], title: str) -> None:
     field, panels, lines = _divide(groups), {}, {}
     for g in groups:
         panels.setdefault(g["point"].get(field), []).append(g)
-        words = " ".join(f"{k}={v}" for k, v in g["point"].items() if k != field) or g["name"]
+        epsilon, _, _ = g["privacy"].partition(" (")
+        name = g["name"].removesuffix(f", {epsilon}")
+        words = " ".join(f"{k}={v}" for k, v in g["point"].items() if k != field) or name
         g["line"] = words if field else f"{words}, {g['privacy']}"
         lines.setdefault(g["line"], len(lines))
     # Two plots in a column can be read on a narrow screen.
@@ -195,7 +197,8 @@ def _draw_final(ax, groups: list[dict], g: dict, final: tuple, look: dict) -> No
         place = dict(transform=ax.get_yaxis_transform(), va="bottom", fontsize=8)
         ax.text(0.02, mean, "no privacy", color=look["color"], **place)
         return
-    equal = [i for i, other in enumerate(groups) if other["epsilon"] == g["epsilon"]]
+    epsilons = [np.nan if other["epsilon"] is None else other["epsilon"] for other in groups]
+    equal = np.flatnonzero(np.isclose(epsilons, g["epsilon"], rtol=0.01)).tolist()
     place = next(i for i in equal if groups[i] is g)
     step = 1.03 ** min(1, 8 / len(equal))
     shift = step ** (equal.index(place) - (len(equal) - 1) / 2)
