@@ -301,7 +301,14 @@ def train(
     identities, groups = identity.plan_identities(plans), static_groups(plans)
     counts = rounds_before_evaluations(rounds, rounds)
     results, _, _ = _run_programs(
-        plans, keys, identities, groups, counts, states=states, keep_states=keep_states
+        plans,
+        keys,
+        identities,
+        groups,
+        counts,
+        states=states,
+        keep_states=keep_states,
+        name="several runs",  # `jfl.choose` must not reveal how many
     )
     return results
 
@@ -317,6 +324,7 @@ def _run_programs(
     watch: Callable[[str], None] | None = None,
     states: Sequence[Any] | None = None,
     keep_states: bool = False,
+    name: str = "",
 ) -> tuple[list[Trained], np.ndarray, np.ndarray]:
     """Run each group of plans as one program.
 
@@ -331,6 +339,7 @@ def _run_programs(
         watch: as in `sweep`.
         states: as in `train`.
         keep_states: as in `train`.
+        name: what runs, for messages; "" for the number of points.
 
     Returns:
         The result of each point, its share of the seconds, and its bytes, Float[S].
@@ -349,7 +358,7 @@ def _run_programs(
             states and pick(states),
             keep_states,
         )
-        with compiling.report_stages(f"sweep of {len(members)} points"):
+        with compiling.report_stages(name or f"sweep of {len(members)} points"):
             program.fit(memory)
             if watch is not None:
                 watch(str(program))

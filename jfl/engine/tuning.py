@@ -52,7 +52,9 @@ class Choice(NamedTuple):
     @safe_repr
     def __repr__(self) -> str:
         best = f"{brief(self.setting)}, score {brief(self.score)}, {size_text(self.params)}"
-        return f"Choice: {best if self.setting else 'all runs failed'}\n{self.guarantee}"
+        return (
+            f"Choice: {best if self.setting is not None else 'all runs failed'}\n{self.guarantee}"
+        )
 
 
 def choose(

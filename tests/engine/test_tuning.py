@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import logging
 from types import SimpleNamespace
 
 import jax
@@ -72,7 +73,7 @@ def test_settings_that_are_worst_at_different_orders_count_together(mean, theore
     assert found.epsilon > 1.05 * max(apart)
 
 
-def test_the_best_run_is_released_and_nothing_of_the_others(capsys):
+def test_the_best_run_is_released_and_nothing_of_the_others(capsys, caplog):
     """With a score that tells the setting, the best setting of those that were drawn."""
     law, rates, seed = choosing.geometric(4.0), [0.1, 0.2, 0.3], 1
     make = functools.partial(make_plan, sampler=FULL, batch=jfl.batches.full())
@@ -83,7 +84,9 @@ def test_the_best_run_is_released_and_nothing_of_the_others(capsys):
         scored.append(weight_of(params))
         return scored[-1]
 
+    caplog.set_level(logging.INFO, "jfl")
     found = jfl.choose(make, rounds=2, runs=law, seed=seed, score=score, lr=rates)
+    assert "several runs: " in caplog.text and f" {len(drawn)} " not in caplog.text
     assert len(scored) == len(drawn) == len(set(seeds)) > 1
     best = int(np.argmax(scored))
     assert found.setting == dict(lr=rates[drawn[best]]) and found.score == scored[best]
@@ -93,6 +96,8 @@ def test_the_best_run_is_released_and_nothing_of_the_others(capsys):
     assert found.guarantee.status == "conditional"  # nobody saw what the score reads
     assert found._fields == ("params", "setting", "score", "guarantee")
     assert capsys.readouterr() == ("", "")
+    alone = jfl.choose(make, rounds=2, runs=choosing.geometric(1.0), seed=seed)
+    assert alone.setting == {} and f"score {alone.score:.6g}" in repr(alone)
 
 
 def test_settings_are_uniform():
