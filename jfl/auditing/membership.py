@@ -18,6 +18,7 @@ independent, as Clopper-Pearson bounds assume.
 """
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -42,6 +43,7 @@ from .trials import CPU_MEMORY, block_size, refuse_not_finite
 
 WHERE = "jfl.audit_membership"
 MIN_SHADOWS = 64
+MIN_VARIANCE = 1e-100  # keeps the scores of losses that never change finite
 MAX_REFERENCES = 1000  # number of test rows, or of groups of them, that RMIA compares with
 MIN_LOSS, MAX_LOSS = 1e-7, 700.0  # rounding errors of float32; the logarithm of tiny floats
 NUM_THRESHOLDS = 8  # number of thresholds of which the bounds use the best
@@ -198,6 +200,7 @@ def audit_membership(
     checks.require_integer(WHERE, min_value=MIN_SHADOWS, shadows=shadows)
     checks.require_seed(WHERE, seed=seed)
     thresholds.check_levels(WHERE, 0.0, confidence)
+    rates = _check_rates(fpr, confidence, shadows)
     hint = "Let each row belong to one client, as the guarantee assumes."
     trainings.check_owners(plan.fed, "rows with one owner each", hint)
     proved, why_not = None, ""
@@ -211,7 +214,7 @@ def audit_membership(
         expected = "a clip norm that no client votes on, for clients that are added or removed"
         canaries.refuse(expected, "an adaptive one", "Audit one client: jfl.audit.")
 
-    draw, rates = np.random.default_rng([seed, 3]), np.asarray(fpr, np.float64)
+    draw = np.random.default_rng([seed, 3])
     chosen = _choose_targets(plan, unit, targets, draw)
     included = draw.random((shadows, len(chosen))) < 0.5
     losses = _train(plan, rounds, unit, chosen, included, seed)
@@ -238,6 +241,20 @@ def audit_membership(
     )
 
 
+def _check_rates(fpr, confidence, shadows) -> np.ndarray:
+    """Return the false-positive rates, Float64[k], after checking them and the number of runs."""
+    rates = np.atleast_1d(np.asarray(fpr, np.float64))
+    if rates.ndim > 1 or not rates.size or not np.all((rates >= 0) & (rates <= 1)):
+        checks.fail(WHERE, "fpr, numbers in [0, 1]", checks.short_repr(fpr))
+    # At most `least` scores of a side show nothing, and a coin decides the side of a judged run.
+    least = math.log2(2 * NUM_THRESHOLDS * NUM_BOUNDS / (1 - confidence))
+    needed = math.ceil(3 * least / (1 - LEARN_FRACTION))
+    if shadows < needed:
+        got = f"shadows={shadows}, confidence={confidence}"
+        checks.fail(WHERE, f"shadows >= {needed} for this confidence", got)
+    return rates
+
+
 # --- the shadow models
 
 
@@ -250,7 +267,7 @@ def _choose_targets(plan, unit, targets, draw) -> np.ndarray:
         checks.require_integer(WHERE, targets=targets)
         return np.sort(draw.permutation(possible)[:targets])
     chosen = np.unique(targets)
-    if not len(chosen) or not np.isin(chosen, possible).all():
+    if chosen.dtype.kind not in "iu" or not len(chosen) or not np.isin(chosen, possible).all():
         what = "ids of clients with rows" if unit == "client" else "numbers of rows of clients"
         checks.fail(WHERE, f"targets, {what}", checks.short_repr(targets))
     return chosen
@@ -317,8 +334,8 @@ def lira(losses: np.ndarray, included: np.ndarray, learns: np.ndarray) -> np.nda
     """
     loss = np.maximum(losses, MIN_LOSS)
     scaled = -loss - np.log(-np.expm1(-loss))
-    scaled = scaled - scaled.mean(0)
-    floor = RIDGE * scaled.var(0) + np.finfo(np.float64).tiny
+    scaled = scaled - scaled[learns].mean(0)
+    floor = RIDGE * scaled[learns].var(0) + MIN_VARIANCE
 
     def log_density(which):
         mean, variance = _moments_of_others(scaled, which & learns[:, None])

@@ -41,7 +41,8 @@ def lora(
         rank: the number of columns of A and of rows of B.
         layers: shell patterns for the paths of the layers that are adapted, such as "*/query" and
             "*/value". They can be Dense and DenseGeneral. Attention has "query", "key", "value" and
-            "out".
+            "out". Leave out layers whose kernel is transformed first, as in WeightNorm: `merged`
+            would transform A B as well.
         trainable: the parameters to train, as `which` in `trainable`. A and B of a layer are named
             "lora_a" and "lora_b"; other parameters of the model, such as a last layer, can be
             trained as well.

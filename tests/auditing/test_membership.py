@@ -86,6 +86,21 @@ def test_losses_at_the_ends_of_floats_have_finite_scores(loss):
     assert np.isfinite(membership.rmia(losses, included, learns, others)).all()
 
 
+@pytest.mark.parametrize("name", ["lira", "rmia"])
+@pytest.mark.parametrize("constant", [False, True])
+def test_a_score_depends_on_its_model_and_on_what_was_learned(name, constant):
+    """Other judged models have no effect, so scores are independent, as the bounds assume."""
+    losses, others, included, learns = drawn()
+    if constant:
+        losses[learns] = 0.7
+    attack = getattr(membership, name)
+    scores_of = lambda *a: attack(*a, *[others] * (name == "rmia"))
+    scores = scores_of(losses, included, learns)
+    losses[-1], included[-1], others[-1] = 9.0, ~included[-1], 5.0
+    assert np.isfinite(scores).all()
+    assert np.array_equal(scores_of(losses, included, learns)[:-1], scores[:-1])
+
+
 # --- shadow models
 
 
@@ -255,11 +270,17 @@ def test_targets_without_test_rows_have_no_rmia():
         (dict(targets=[]), "numbers of rows of clients"),
         (dict(targets=[10_000]), "numbers of rows of clients"),
         (dict(targets=[CLIENTS], unit="client"), "ids of clients with rows"),
-        (dict(fpr=[2.0]), r"fpr in \[0, 1\]"),
+        (dict(targets=[True, False]), "numbers of rows of clients"),
+        (dict(targets=[1.0, 2.0]), "numbers of rows of clients"),
+        (dict(fpr=[2.0]), r"fpr, numbers in \[0, 1\]"),
+        (dict(fpr=[]), r"fpr, numbers in \[0, 1\]"),
+        (dict(fpr=math.nan), r"fpr, numbers in \[0, 1\]"),
+        (dict(shadows=64, confidence=SURE), r"shadows >= \d+ for this confidence"),
         (dict(unit="row"), "unit"),
     ],
 )
-def test_wrong_arguments(change, message):
+def test_wrong_arguments(change, message, monkeypatch):
+    monkeypatch.setattr(membership, "_train", None)  # they are rejected before the training
     with pytest.raises(ValueError, match=message):
         jfl.audit_membership(regression(), 1, **change)
 
