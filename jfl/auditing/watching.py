@@ -138,6 +138,8 @@ def _copies(release: Tree, like: list) -> list[list]:
             "jfl.audit",
             "a release made of copies of the parameters",
             [x.shape for x in leaves],
+            "The attack cannot read other parts of an upload. Use jfl.audit_membership, which "
+            "attacks models.",
             error=NotAnalysable,
         )
     return [leaves[i : i + size] for i in range(0, len(leaves), size)]

@@ -34,17 +34,17 @@ def federate(
     """Distribute the rows of a dataset over clients.
 
     Args:
-        dataset: a Dataset, or a tuple (x, y, x_test, y_test), or (x, y) together with `test`. If
-            each row already has a client, a dict {client: (x, y)} or a list with (x, y) for each
-            client; `partition` is then not given.
+        dataset: a Dataset, or a tuple (x, y, x_test, y_test), or (x, y) together with `test` or
+            `holdout`. If each row already has a client, a dict {client: (x, y)} or a list with
+            (x, y) for each client; `partition` is then not given.
         partition: a partition, or any function of the labels [n] that returns a list of C index
             arrays. A row may be in none of them, but not in two. `partition.natural()` without
             arguments uses the owners that the dataset names.
         holdout: the fraction of each client's rows, in [0, 1), that is held out to test the model
             on that client. The number of rows is rounded such that every client keeps at least one
             training row and one held-out row. The partition's min_rows counts both kinds.
-        test: (x_test, y_test), central test rows that replace those of the dataset. If rows are
-            given by client and `test` is not, the central test rows are all held-out rows.
+        test: (x_test, y_test), central test rows that replace those of the dataset. If there are
+            no test rows, the central test rows are all held-out rows.
         classes: as in `jfl.datasets.arrays`, if `dataset` is not from jfl.datasets.
 
     Returns:
@@ -81,6 +81,9 @@ def federate(
         clients = dict(enumerate(dataset))
     if clients is not None:
         dataset, partition = _join_clients(clients, partition, holdout, test)
+    lacks_test = test is None and isinstance(dataset, tuple) and len(dataset) == 2
+    if lacks_test and holdout:
+        test = tuple(dataset)  # takes the place of test rows until the held-out rows are known
     x, y, x_test, y_test, classes = _check_dataset(dataset, test, classes)
     owned = _assign_rows(dataset, partition, y, clients, min_rows=2 if holdout else 1)
     # This generator must not continue the stream that drew the partition.
@@ -92,7 +95,7 @@ def federate(
     index, size = _pad([rows[n:] for rows, n in zip(owned, num_held_out)])
     held_out = [rows[:n] for rows, n in zip(owned, num_held_out)]
     test_index, test_size = _pad(held_out)
-    if clients is not None and test is None:
+    if lacks_test:
         rows = np.concatenate(held_out)
         x_test, y_test = x[rows], y[rows]
     arrays = x, y, index, size, x_test, y_test, test_index, test_size
@@ -155,11 +158,7 @@ def describe(fed: Federation, partition: Partition | None = None) -> dict:
 
 
 def _join_clients(clients, partition, holdout, test):
-    """Join the rows of all clients; return them, and a partition that assigns them again.
-
-    Without `test`, the first row takes the place of test rows until `federate` knows the held-out
-    rows.
-    """
+    """Join the rows of all clients; return them, and a partition that assigns them again."""
     where, parts = "federate({client: (x, y)})", []
     if partition is not None:
         checks.fail(where, "no partition: each client has its rows", checks.short_repr(partition))
@@ -183,8 +182,7 @@ def _join_clients(clients, partition, holdout, test):
         checks.fail(where, "at least one client with rows", "none")
     x, y = (np.concatenate([part for part in arrays if len(part)]) for arrays in zip(*parts))
     ends = np.cumsum([len(y) for _, y in parts])
-    rows = (x, y, x[:1], y[:1]) if test is None else (x, y)
-    return rows, lambda labels: np.split(np.arange(len(labels)), ends[:-1])
+    return (x, y), lambda labels: np.split(np.arange(len(labels)), ends[:-1])
 
 
 def _check_dataset(dataset, test, classes) -> tuple[Any, ...]:
@@ -203,7 +201,8 @@ def _check_dataset(dataset, test, classes) -> tuple[Any, ...]:
             where,
             "a Dataset, (x, y, x_test, y_test), or (x, y) and test=(x_test, y_test)",
             f"{len(arrays)} arrays" if arrays else type(dataset).__name__,
-            "See jfl.datasets.arrays.",
+            "holdout=0.2 takes test rows from each client's rows, and jfl.datasets.arrays(x, y) "
+            "from all rows.",
         )
     return check_arrays(where, *arrays, classes)
 

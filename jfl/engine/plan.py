@@ -184,6 +184,14 @@ def _check_parts(fed: Federation, task: Task, algorithm: Algorithm, sampler: Sam
             "the same number of clients in fed and sampler",
             f"federation {fed.index.shape[0]}, sampler {sampler.clients}",
         )
+    if sampler.scheme.endswith("poisson") and sampler.rate is None:
+        checks.fail(
+            "plan",
+            f"rate=, the probability with which a client is drawn, in a Sampler with the scheme "
+            f"{sampler.scheme!r}",
+            "rate=None",
+            "The accountant computes epsilon from it.",
+        )
     if algorithm.uploads == "model" and sampler.scheme != "full":
         checks.fail(
             "plan",

@@ -280,6 +280,7 @@ GIVES = {
         (dict(holdout=0.2, partition=partition.iid(5)), "at least 2 row(s) of each client"),
         (dict(test=(np.zeros((2, 4)), [0, 1])), "x_test float32[2, 4]"),
         (dict(dataset=np.zeros((6, 3))), "a Dataset, (x, y, x_test, y_test)"),
+        (dict(dataset=(np.zeros((6, 3)), [0] * 6)), "holdout=0.2 takes test rows from each client"),
         (dict(partition=partition.natural()), "names the owners of its rows"),
         (dict(classes=4), "the dataset's classes, 3, but got classes=4"),
         (dict(partition=3), "a function of the labels"),
@@ -289,6 +290,19 @@ def test_what_federate_refuses(options, message):
     options = dict(dataset=datasets.arrays(**good()), partition=partition.iid(2)) | options
     with pytest.raises(ValueError, match=re.escape(message)):
         federate(**options)
+
+
+def test_arrays_without_test_rows_are_tested_on_the_held_out_rows():
+    owners = np.array(list("abcabcabcabc"))
+    x, y = np.arange(12.0)[:, None], np.arange(12) % 2
+    fed = federate((x, y), partition.natural(owners), holdout=0.25)
+    held_out = np.asarray(fed.test_index).reshape(-1)  # one row of each client
+    assert fed.test_size.tolist() == [1, 1, 1] and fed.size.tolist() == [3, 3, 3]
+    assert owners[held_out].tolist() == ["a", "b", "c"]
+    assert fed.x_test.tolist() == x[held_out].tolist()
+    assert fed.y_test.tolist() == y[held_out].tolist()
+    trained = np.asarray(fed.index).reshape(-1)
+    assert sorted([*trained, *held_out]) == [*range(12)]
 
 
 # --- rows by client

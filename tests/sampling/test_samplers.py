@@ -4,6 +4,7 @@ Laws are tested on the joint outcome (the whole subset, not one marginal), by ch
 false alarm in 1e6; the same test must reject a sampler that is slightly wrong.
 """
 
+import dataclasses
 import functools
 import itertools
 import math
@@ -642,3 +643,14 @@ NAN = float("nan")
 def test_arguments_that_are_refused(call, words):
     with pytest.raises(ValueError, match=words):
         call()
+
+
+@pytest.mark.parametrize("scheme", ["poisson", "truncated_poisson"])
+def test_own_poisson_sampler_needs_its_rate(scheme, fed, task):
+    """Without a rate the accountant has nothing to compute epsilon from."""
+    known = getattr(jfl.sampling, scheme)(CLIENTS, 0.25, capacity=CLIENTS)
+    own = dataclasses.replace(known, rate=None)
+    algorithm = jfl.algorithms.fedavg(jfl.grad(task.loss), batch=batches.full())
+    jfl.plan(fed, task, algorithm, known)
+    with pytest.raises(ValueError, match=f"rate=.*the scheme '{scheme}', but got rate=None"):
+        jfl.plan(fed, task, algorithm, own)
