@@ -59,9 +59,11 @@ class Formed(NamedTuple):
         """Return all gradients, in their shape [N, ...]."""
         return self.g
 
+    @jax.jit
     def squares(self):
         return jnp.square(_at_least_float32(self.g)).sum(tuple(range(1, self.g.ndim)))
 
+    @jax.jit
     def total(self, factor):
         return _scale_rows(factor, _at_least_float32(self.g)).sum(0)
 
@@ -77,6 +79,7 @@ class Product(NamedTuple):
         a, b = _at_least_float32(self.a), _at_least_float32(self.b)
         return jnp.einsum("nepi,nepo->neio", a, b, precision=FULL)
 
+    @jax.jit
     def squares(self):
         """Return an upper bound of <a a^T, b b^T>, which is the squared norm for P positions.
 
@@ -99,6 +102,7 @@ class Product(NamedTuple):
         slack += b.shape[3] * tiny * jnp.square(jnp.sqrt(squares_a).sum(2))
         return jnp.maximum((gram(a) * gram(b)).sum((2, 3)) + slack, 0).sum(1)
 
+    @jax.jit
     def total(self, factor):
         a, b = (
             _drop_zero_factors(factor, _at_least_float32(self.a)),

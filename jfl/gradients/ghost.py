@@ -640,14 +640,18 @@ def clipped_sum(
         squares = [part.squares() for part, _ in parts]
     else:
         squares = [_stretched_squares(part, s) for (part, _), s in zip(parts, stretches)]
-    norms = [jnp.sqrt(sum(squares))] * len(parts) if together else [jnp.sqrt(s) for s in squares]
+    norms = [jnp.sqrt(sum(squares))] if together else [jnp.sqrt(s) for s in squares]
     is_finite = jnp.all(jnp.isfinite(jnp.stack(norms)), 0)
-    bounds = list(bounds) * len(parts) if len(bounds) == 1 else bounds
-    sums = []
-    for (part, back), norm, bound in zip(parts, norms, bounds):
-        factor = jnp.where(is_finite & (weight != 0), weight * shrink(norm, bound, gamma), 0.0)
-        sums.append(back(part.total(factor)))
+    bounds = list(bounds) * len(norms) if len(bounds) == 1 else bounds
+    is_kept = is_finite & (weight != 0)
+    factors = [
+        jnp.where(is_kept, weight * shrink(norm, bound, gamma), 0.0)
+        for norm, bound in zip(norms, bounds)
+    ]
     is_clipped = jnp.any(jnp.stack([n > b for n, b in zip(norms, bounds)]), 0)
+    if together:
+        factors *= len(parts)
+    sums = [back(part.total(factor)) for (part, back), factor in zip(parts, factors)]
     return jax.tree.structure(params).unflatten(sums), is_clipped, is_finite, losses
 
 

@@ -360,6 +360,8 @@ def clipped_sum(grad: Grad, params, batch: Batch, weight):
         (num_blocks, block_size) + x.shape[1:]
     )
     blocks = jax.tree.map(cut, (batch, weight))
+    # With an inlined jit, a block is traced once for its shapes and for the body of the loop.
+    sum_block = jax.jit(sum_block, inline=True)
     zero = jax.tree.map(
         lambda s: jnp.zeros(s.shape, s.dtype),
         jax.eval_shape(sum_block, *jax.tree.map(lambda x: x[0], blocks)),
