@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import jax
 import jax.numpy as jnp
 import pytest
-from helpers.problems import make_federation
+from helpers.problems import CLIENTS, make_federation, same_bits
 
 import jfl
 from jfl.engine import compiling
@@ -158,6 +158,32 @@ def test_when_a_slow_start_is_explained(stages, warning, caplog, monkeypatch):
     assert all(f"a start: the program is not ready after {warning}" in text for text in texts)
     pretended.sleep(1e6)  # the timers of a block that ended say nothing
     assert len([r for r in caplog.records if r.levelname == "WARNING"]) == len(texts)
+
+
+def test_another_number_compiles_nothing():
+    """The program, and every small one before and after it, serves all numbers of a plan."""
+    fed, compiled = make_federation(classes=3), []
+    task = jfl.models.logistic(fed)
+
+    def run(clip=1.0, noise=0.5, lr=0.1, rounds=2, seed=0):
+        chain = jfl.chain(jfl.clip_l2(clip), jfl.total(), jfl.gaussian(noise), jfl.divide(3))
+        grad = jfl.private_grad(task.loss, chain)
+        algorithm = jfl.algorithms.fedavg(grad, lr=lr, steps=2, batch=jfl.batches.full())
+        plan = jfl.plan(fed, task, algorithm, jfl.sampling.full(CLIENTS))
+        return jfl.simulate(jax.random.key(seed), plan, rounds).params
+
+    first = run()
+    listen = lambda event, _, **more: (
+        event.endswith("backend_compile_duration") and (compiled.append(more))
+    )
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        for change in (dict(clip=0.1), dict(noise=2.0), dict(lr=0.7), dict(rounds=5), dict(seed=1)):
+            assert not same_bits(run(**change), first) and not compiled, change
+        jax.jit(lambda x: x + 1)(jnp.ones(3))  # the listener hears
+        assert compiled
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
 
 
 @pytest.mark.slow

@@ -10,6 +10,8 @@ import pytest
 from flax import linen as nn
 from flax import nnx
 from helpers.problems import CLIENTS, make_federation
+from jax.extend.core import jaxprs_in_params
+from jax.interpreters import partial_eval
 
 import jfl
 
@@ -38,6 +40,22 @@ class CountingNNX(nnx.Module):
         return self.outer(self.drop(x))
 
 
+def counting_equinox():
+    eqx = pytest.importorskip(
+        "equinox", reason="equinox is not installed: its calls are not counted"
+    )
+
+    class CountingEquinox(eqx.Module):
+        drop: eqx.nn.Dropout
+        outer: eqx.nn.Linear
+
+        def __call__(self, x, *, key=None):
+            count_call()
+            return self.outer(self.drop(x, key=key))
+
+    return CountingEquinox(eqx.nn.Dropout(0.5), eqx.nn.Linear(3, 3, key=jax.random.key(0)))
+
+
 def counting_function(params, x):
     count_call()
     return x @ params
@@ -48,22 +66,25 @@ def counting_task(fed, kind):
         return jfl.models.flax(fed, CountingLinen())
     if kind == "nnx":
         return jfl.models.nnx(fed, CountingNNX)
+    if kind == "equinox":
+        return jfl.models.equinox(fed, counting_equinox())
     return jfl.models.functions(fed, lambda key: jnp.zeros((3, 3)), counting_function)
 
 
-@pytest.mark.by_default("linen-True-fedavg", "functions-False-scaffold")
+@pytest.mark.by_default("linen-True-fedavg", "equinox-True-fedavg", "functions-False-scaffold")
 @pytest.mark.parametrize(
     "kind, private, algorithm",
     [
         ("linen", True, "fedavg"),
         ("linen", False, "scaffold"),
         ("nnx", True, "scaffold"),
+        ("equinox", True, "fedavg"),
         ("functions", False, "scaffold"),
     ],
 )
 def test_a_model_is_traced_once(kind, private, algorithm):
-    """Each trace of a large model takes seconds.  Training and evaluation may differ, and nnx is
-    looked into in both modes; a plan, its guarantee, a run, a sweep and another rate add none."""
+    """Training and evaluation may differ, and nnx is looked into in both modes; a plan, its
+    guarantee and privacy check, a run, a sweep and another rate add none."""
     fed = make_federation(classes=3, held_out=2)
     CALLS.clear()
     task = counting_task(fed, kind)
@@ -80,10 +101,50 @@ def test_a_model_is_traced_once(kind, private, algorithm):
     assert made <= 13
     if private:
         jfl.guarantee(plan, 2)
+        assert jfl.check_privacy(plan)
     jfl.simulate(jax.random.key(0), plan, 2)
     jfl.simulate(jax.random.key(0), plan_of_rate(0.2), 2)
     jfl.sweep(plan_of_rate, rounds=2, lr=[0.1, 0.3])
     assert len(CALLS) - made <= 2
+
+
+class SinhInEvaluation(nn.Module):
+    @nn.compact
+    def __call__(self, x, train):
+        return nn.Dense(3)(x if train else jnp.sinh(x))
+
+
+def equations(jaxpr, loops=0):
+    """Yield the primitive of each equation of a jaxpr, and how many whiles are around it."""
+    for equation in jaxpr.eqns:
+        name = equation.primitive.name
+        yield name, loops
+        for inner in jaxprs_in_params(equation.params):
+            yield from equations(inner, loops + (name == "while"))
+
+
+def test_a_program_has_no_dead_evaluation():
+    """The loss and the accuracy of test rows are outside the loop over rounds, and no product of
+    matrices is computed in vain; a single round evaluates nothing."""
+    fed = make_federation(classes=3)
+    task = jfl.models.flax(fed, SinhInEvaluation())
+    chain = jfl.chain(jfl.clip_l2(1.0), jfl.total(), jfl.gaussian(0.5), jfl.divide(3))
+    grad = jfl.private_grad(task.loss, chain)
+    algorithm = jfl.algorithms.fedavg(grad, steps=2, batch=jfl.batches.full())
+    plan = jfl.plan(fed, task, algorithm, jfl.sampling.full(CLIENTS), chunk=2)
+    run = jfl.init(jax.random.key(0), plan)
+    where = lambda name, jaxpr: [loops for found, loops in equations(jaxpr) if found == name]
+
+    program = jax.make_jaxpr(lambda run: jfl.scan(run, plan, jnp.array([5, 5])))(run).jaxpr
+    in_evaluations, in_rounds = 0, 1  # the number of rounds is not known, that of evaluations is
+    assert where("sinh", program) == [in_evaluations] * 2
+    products = where("dot_general", program)
+    assert set(products) == {in_evaluations, in_rounds}
+    needed, _ = partial_eval.dce_jaxpr(program, [True] * len(program.outvars))
+    assert where("dot_general", needed) == products
+    alone = jax.make_jaxpr(lambda run: jfl.run_round(run, plan))(run).jaxpr
+    assert len(where("dot_general", alone)) == products.count(in_rounds)
+    assert where("sinh", alone) == []
 
 
 @jax.custom_batching.custom_vmap

@@ -571,6 +571,8 @@ def test_products_against_formed_gradients(shape):
     r = np.random.default_rng(0)
     a, b = (r.normal(size=(n, e, places, last)).astype("f4") for last in (i, o))
     g, factor = np.einsum("nepi,nepo->neio", a, b), np.float32([0.5, 0.0, 2.0])
+    # Gradients of I x O numbers are formed if two Gram matrices of P x P numbers are not smaller.
+    assert isinstance(product(a, b), Formed) == (places > 1 and 2 * places**2 >= i * o)
 
     @jax.jit
     def run(a, b, g):
