@@ -187,7 +187,7 @@ def _check_parts(fed: Federation, task: Task, algorithm: Algorithm, sampler: Sam
     if sampler.scheme.endswith("poisson") and sampler.rate is None:
         checks.fail(
             "plan",
-            f"rate=, the probability with which a client is drawn, in a Sampler with the scheme "
+            "rate=, the probability with which a client is drawn, in a Sampler with the scheme "
             f"{sampler.scheme!r}",
             "rate=None",
             "The accountant computes epsilon from it.",
@@ -208,6 +208,14 @@ def _check_parts(fed: Federation, task: Task, algorithm: Algorithm, sampler: Sam
             "Use independent=False.",
         )
     for b in (r.batches for r in algorithm.all_releases):
+        if b.scheme.endswith("poisson") and b.rate is None and b.expected is None:
+            checks.fail(
+                "plan",
+                "expected=, the mean number of rows of a batch, or rate= in Batches with the "
+                f"scheme {b.scheme!r}",
+                "neither",
+                "The accountant computes epsilon from it.",
+            )
         if b.scheme == "without_replacement" and b.short == "error":
             _require_rows(
                 fed.size,

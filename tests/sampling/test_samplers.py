@@ -654,3 +654,17 @@ def test_own_poisson_sampler_needs_its_rate(scheme, fed, task):
     jfl.plan(fed, task, algorithm, known)
     with pytest.raises(ValueError, match=f"rate=.*the scheme '{scheme}', but got rate=None"):
         jfl.plan(fed, task, algorithm, own)
+
+
+@pytest.mark.parametrize("scheme", ["poisson", "truncated_poisson"])
+def test_own_poisson_batches_need_their_mean(scheme, fed, task):
+    known = batches.poisson(2) if scheme == "poisson" else batches.truncated_poisson(2, 3)
+    own = dataclasses.replace(known, expected=None)
+    chain = jfl.chain(jfl.clip_l2(1.0), jfl.total(), jfl.gaussian(1.0), jfl.divide(2))
+    grad = jfl.private_grad(task.loss, chain)
+    make = lambda batch: jfl.plan(
+        fed, task, jfl.algorithms.fedavg(grad, batch=batch), jfl.sampling.full(CLIENTS)
+    )
+    make(known)
+    with pytest.raises(ValueError, match=f"expected=.*the scheme '{scheme}', but got neither"):
+        make(own)
