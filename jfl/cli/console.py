@@ -151,7 +151,7 @@ def results(entries, out, title=None, notes=()):
     meaning = [statistics.PLUS_MINUS] * any("±" in str(cell) for row in rows for cell in row)
     title = f"{title}\n{common}" if title else common
     table(title, columns, rows, "\n".join([*meaning, caveats(shown), *notes]))
-    print(f"Results are in {out}")
+    print(f"Results are in {out}. For a page about them: jfl report {out}")
 
 
 def warn(command, text):

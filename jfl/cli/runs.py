@@ -310,7 +310,8 @@ class Predict:
     example: jfl predict runs/first --data rows.npz --out predictions.csv
 
     The rows are raw: unit_norm is applied as in the run.  A run with preprocessing that was fitted
-    on its training rows, such as standardise, is refused.
+    on its training rows, such as standardise, is refused.  If the run was trained on a table, the
+    columns of a .csv with a header are found by their names, and labels that are words keep them.
     """
 
     data: Path | None = field(None, "rows: .npy, .npz (its array x) or .csv of numbers")
@@ -335,11 +336,13 @@ def predict(arguments: list[str]) -> None:
             f"Preprocess your rows in the same way, and call jfl.load({runs[0]!r}).predict(x).",
         )
     x, config = loaded.plan.fed.x, loaded.config
-    unused = (config.label, config.owner) if config.dataset == "file" else ()
-    rows = load.read_rows(command.data, jax.ShapeDtypeStruct(x.shape[1:], x.dtype), unused)
+    is_file = config.dataset == "file"
+    named = (config.data, config.label, config.owner)
+    names, words = datasets.file_names(*named) if is_file else ((), ())
+    rows = load.read_rows(command.data, jax.ShapeDtypeStruct(x.shape[1:], x.dtype), names)
     if "unit_norm" in steps:
         labels = np.zeros(len(rows), int)
         rows = transforms.unit_norm(datasets.arrays(rows, labels, rows, labels)).x
-    lines = load.predictions(loaded, rows)
+    lines = load.predictions(loaded, rows, words)
     text = load.write_predictions(command.out, lines)
     print(text[:-1] if command.out is None else f"{len(lines)} predictions in {command.out}")

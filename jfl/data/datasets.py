@@ -191,14 +191,42 @@ def file(
         hint = "Name the column of owners: --owner NAME."
         actual = f"no column {owner!r}; columns: {', '.join(columns)}"
         checks.fail(where, f"a column of owners in {data}", actual, hint)
-    y = columns[label if is_table else "y"]
-    words = y.dtype.kind not in "biuf"
-    columns[label if is_table else "y"] = np.unique(y, return_inverse=True)[1] if words else y
+    name = label if is_table else "y"
+    if _are_words(columns[name]):
+        empty = np.flatnonzero(columns[name].astype(str) == "")
+        if len(empty):
+            actual = f"none in {len(empty)} row(s), the first is {empty[0]}"
+            expected = f"a label in every row of {data}"
+            checks.fail(where, expected, actual, "Drop or fill these rows.")
+        columns[name] = np.unique(columns[name], return_inverse=True)[1]
     more: Any = dict(classes=classes, test_fraction=test_fraction)
     if is_table:
         return frame(columns, label, owner if owner in columns else None, **more)
     rows = (columns.get(name) for name in ("x", "y", "x_test", "y_test"))
     return arrays(*rows, name=data, owners=columns.get(owner), **more)  # pyright: ignore[reportArgumentType]
+
+
+def file_names(data: str, label: str, owner: str) -> tuple[list[str], list[str]]:
+    """Return the names of the features and of the classes of a file that `file` can read.
+
+    Args:
+        data: as in `file`.
+        label: as in `file`.
+        owner: as in `file`.
+
+    Returns:
+        The names of the features in the order of x, none for an .npz file; and the words that are
+        labels in the order of their numbers, none if the labels are numbers.
+    """
+    columns, is_table = _read_columns(Path(data)), Path(data).suffix != ".npz"
+    y = columns[label if is_table else "y"]
+    features = [name for name in columns if name not in (label, owner)] if is_table else []
+    return features, np.unique(y).astype(str).tolist() if _are_words(y) else []
+
+
+def _are_words(y: np.ndarray) -> bool:
+    """Return whether labels are words and not numbers."""
+    return y.dtype.kind not in "biuf"
 
 
 def _read_columns(path: Path) -> dict[str, np.ndarray]:
@@ -213,7 +241,10 @@ def _read_columns(path: Path) -> dict[str, np.ndarray]:
     if path.suffix != ".csv":
         raise ValueError("another kind of file")
     with path.open(newline="", encoding="utf-8-sig") as lines:
-        names, *rows = csv.reader(lines)
+        names, *rows = [row for row in csv.reader(lines) if row] or [[]]
+    for i, row in enumerate(rows):
+        if len(row) != len(names):
+            raise ValueError(f"row {i} has {len(row)} cells, but the header has {len(names)}")
     columns = dict(zip(names, map(np.array, zip(*rows, strict=True))))
     for name, text in columns.items():
         for kind in (int, float):
@@ -328,13 +359,25 @@ def _matrix(where, data, names) -> np.ndarray:
     columns = {name: np.asarray(data[name]) for name in names}
     for name, column in columns.items():
         if column.dtype.kind not in "biuf":
+            words = (each for each in enumerate(column) if not _is_number(each[1]))
+            row, value = next(words, (0, column[0]))
             checks.fail(
                 where,
                 f"numbers in column {name!r}",
-                f"dtype {column.dtype}",
-                "Encode it (one column for each category), or leave it out with features=.",
+                f"{str(value)!r} in row {row}",
+                "Fill empty cells. Encode categories (one column for each), or leave the column "
+                "out with features=. If it names owners, pass owner= (--owner).",
             )
     return np.stack([column.astype(np.float32) for column in columns.values()], 1)
+
+
+def _is_number(value: Any) -> bool:
+    """Return whether a cell of a table is a number or can be read as one."""
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def _draw_test_rows(groups, fraction, rng) -> np.ndarray:

@@ -151,17 +151,19 @@ def _stack(lists: list) -> np.ndarray:
 
 
 def read_rows(
-    path: str | Path, like: jax.ShapeDtypeStruct, unused: Sequence[str] = ()
+    path: str | Path, like: jax.ShapeDtypeStruct, names: Sequence[str] = ()
 ) -> np.ndarray:
     """Read rows from a file: .npy, .npz (its array x, or its only array) or .csv of numbers.
 
     Args:
         path: the file.  A first line of a .csv that is not numeric is a header.
         like: the shape and type of one row.
-        unused: the names of columns of a .csv that are left out, if its header has them.
+        names: the names of the features.  If a .csv has a header, its columns are found by these
+            names, and others are left out.
 
     Raises:
-        ArgumentError: If the file cannot be read, or its rows have another shape.
+        ArgumentError: If the file cannot be read, lacks a column, has values that are not finite,
+            or has rows of another shape.
     """
     path, where = Path(path), "--data"
     try:
@@ -173,23 +175,38 @@ def read_rows(
                 x = x["x" if "x" in x else x.files[0]]
         elif path.suffix == ".csv":
             with open(path, encoding="utf-8-sig") as file:
-                first = file.readline()
+                first, second = file.readline(), file.readline()
             number = r'\s*"?([-+.\d]|(nan|inf|infinity)\b)'
             header = re.match(number, first, re.IGNORECASE) is None
-            names = next(csv.reader([first])) if header else []
-            kept = [i for i, name in enumerate(names) if name not in unused]
+            if not (second if header else first):
+                raise ValueError("no rows")
+            columns = next(csv.reader([first]), []) if header else []
+            if header and (lacking := [name for name in names if name not in columns]):
+                checks.fail(
+                    where,
+                    f"the columns of the run's data in {path}",
+                    f"no {', '.join(lacking)}, but {', '.join(columns)}",
+                    "Rename them, or remove the header if they are in the order of the run.",
+                )
             x = np.loadtxt(
                 path,
                 delimiter=",",
                 ndmin=2,
                 skiprows=int(header),
                 quotechar='"',
-                usecols=kept if len(kept) < len(names) else None,
+                usecols=[columns.index(name) for name in names] if header and names else None,
             )
         else:
             raise ValueError("not a file .npy, .npz or .csv")
+        x = np.asarray(x) if np.asarray(x).dtype.kind in "biuf" else np.asarray(x, float)
+        if x.size == 0:
+            raise ValueError("no rows")
     except (OSError, ValueError) as error:
         checks.fail(where, "rows of numbers", f"{path}: {error}".rstrip("."))
+    wrong = np.flatnonzero(~np.isfinite(x).reshape(len(x), -1).all(1))
+    if len(wrong):
+        actual = f"nan or inf in {len(wrong)} row(s) of {path}, the first is {wrong[0]}"
+        checks.fail(where, "finite numbers", actual, "Drop or fill these rows.")
     x = np.asarray(x, like.dtype)
     if x.ndim == 2 and x.shape[1] == int(np.prod(like.shape)):  # each line is a flattened row
         x = x.reshape(-1, *like.shape)
@@ -198,18 +215,19 @@ def read_rows(
     return x
 
 
-def predictions(loaded: LoadedRun, x: np.ndarray) -> list[dict]:
+def predictions(loaded: LoadedRun, x: np.ndarray, words: Sequence[str] = ()) -> list[dict]:
     """Return a dict for each row of x.
 
     It holds the predicted class and the probabilities of all classes; for a task without classes,
-    the outputs of the model.
+    the outputs of the model.  `words` are the names of the classes, if they are not numbers.
     """
     outputs = loaded.predict(x).reshape(len(x), -1)
     if loaded.plan.task.target != "class":
         return [{f"output_{j}": v for j, v in enumerate(row)} for row in outputs.tolist()]
     shares = np.asarray(jax.nn.softmax(outputs, -1))
+    classes = [*words, *range(len(words), shares.shape[1])]
     return [
-        dict(label=int(row.argmax()), **{f"p_{j}": float(p) for j, p in enumerate(row)})
+        dict(label=classes[row.argmax()], **{f"p_{c}": float(p) for c, p in zip(classes, row)})
         for row in shares
     ]
 

@@ -140,6 +140,60 @@ def test_rows_are_predicted_as_they_were_preprocessed(rows_of_owners, tmp_path, 
     assert "standardise, which was fitted on its training rows. Preprocess your rows" in error
 
 
+def test_columns_are_found_by_name_and_labels_keep_their_words(tmp_path, capsys):
+    path, rows = tmp_path / "rows.csv", np.random.default_rng(0).normal(size=(60, 2)).round(2)
+    lines = [f"{a},{'yes' if a > 0 else 'no'},{b},town{i % 3}" for i, (a, b) in enumerate(rows)]
+    path.write_text("\n".join(["a,sick,b,town", *lines, ""]))
+    flags = "--label sick --owner town --model logistic --batch 4 --rounds 1 --noise-multiplier 1"
+    assert run("train", "--data", path, *flags.split(), "--out", tmp_path / "run") == 0
+    capsys.readouterr()
+    other = tmp_path / "other.csv"
+    other.write_text("\n".join(["id,b,a", *(f"{i},{b},{a}" for i, (a, b) in enumerate(rows))]))
+    logits = jfl.load(tmp_path / "run").predict(rows.astype(np.float32))
+    for file in (path, other):
+        assert run("predict", tmp_path / "run", "--data", file) == 0
+        found = list(csv.DictReader(capsys.readouterr().out.splitlines()))
+        assert [line["label"] for line in found] == [("no", "yes")[i] for i in logits.argmax(-1)]
+        shares = np.asarray(jax.nn.softmax(logits, -1))[:, 1]
+        np.testing.assert_allclose([float(line["p_yes"]) for line in found], shares, rtol=1e-4)
+    other.write_text("a,c\n1,2\n")
+    assert run("predict", tmp_path / "run", "--data", other) == 2
+    assert "no b, but a, c. Rename them, or remove the header" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "name, text, message",
+    [
+        ("rows.csv", "1,2\nnan,4\n5,6\n", "nan or inf in 1 row"),
+        ("rows.csv", "1,2\n3,inf\n", "the first is 1"),
+        ("rows.csv", "", "no rows"),
+        ("rows.csv", "a,b\n", "no rows"),
+        ("rows.npz", [["1", "high"]], "could not convert"),
+    ],
+)
+def test_rows_that_are_no_finite_numbers_are_refused(name, text, message, tmp_path):
+    path = tmp_path / name
+    path.write_text(text) if name.endswith("csv") else np.savez(path, x=np.array(text))
+    with pytest.raises(ValueError, match=message):
+        read_rows(path, jax.ShapeDtypeStruct((2,), np.float32))
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("a,sick\n1,no\n2,\n3,yes\n", "none in 1 row.s., the first is 1"),
+        ("a,sick\n1,0\n,1\n", "numbers in column 'a', but got '' in row 1"),
+        ("a,sick\n1,0\n2\n", "row 1 has 1 cells, but the header has 2"),
+        ("a,b,sick\n1,0\n2,1\n", "row 0 has 2 cells, but the header has 3"),
+        ("", "column 'label'|column 'sick'"),
+    ],
+)
+def test_a_table_that_cannot_be_used_is_refused_with_the_row(text, message, tmp_path):
+    (tmp_path / "rows.csv").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        jfl.datasets.file(str(tmp_path / "rows.csv"), "sick")
+
+
 def test_a_missing_column_of_owners_is_named(rows_of_owners, tmp_path, capsys):
     path, words = rows_of_owners
     assert run(*[{"town": "hospital"}.get(w, w) for w in words], "--out", tmp_path / "run") == 2
