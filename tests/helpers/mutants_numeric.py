@@ -80,7 +80,7 @@ MUTANTS = (
     Mutant(
         "kernels/ghost_sums.py",
         'jnp.einsum("nepi,nepo->eio", a, b, precision=FULL)',
-        'jnp.einsum("nepi,nepo->eio", a, _wide(self.b), precision=FULL)',
+        'jnp.einsum("nepi,nepo->eio", a, _at_least_float32(self.b), precision=FULL)',
         f"{GHOST}::test_products_against_formed_gradients",
     ),
     Mutant(
