@@ -50,7 +50,7 @@ HOST = {
     rdp: "allocation float64 over_libraries",
     pld: "epsilon deltas",
     rdp_events: "quick_bounds epsilon bounds check_delta deltas deltas_of_curve gaussian_mu "
-    "with_multiplicities",
+    "level_curves with_multiplicities",
 }
 NAMES = [(module, name) for module in TABLE for name in TABLE[module]]
 
