@@ -44,8 +44,9 @@ def shrink(norm, bound, gamma=None):
 
     With `gamma`, a stability constant, the factor is that of automatic clipping.
     """
-    factor = jnp.minimum(1.0, bound / jnp.maximum(norm, jnp.finfo(jnp.float32).tiny))
-    if gamma is not None:
+    if gamma is None:
+        factor = jnp.minimum(1.0, bound / jnp.maximum(norm, jnp.finfo(jnp.float32).tiny))
+    else:
         factor = bound / (norm + gamma)
     return jnp.where(jnp.isfinite(norm), factor, 0.0)
 

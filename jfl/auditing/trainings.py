@@ -259,7 +259,10 @@ def with_coins(made: Training, rounds: int, coins: np.ndarray) -> Plan:
 
 
 def with_included(made: Training, inside: jax.Array, x: jax.Array, y: jax.Array) -> Plan:
-    """Return the plan on given rows, in which excluded canaries are absent or not prescribed.
+    """Return the plan on given rows, in which only the included canaries take part.
+
+    If `made.replaced`, excluded canaries take part with their own rows, and only the included ones
+    send what `made.sent` prescribes.
 
     Args:
         made: the training, with its m canaries.

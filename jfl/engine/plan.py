@@ -287,9 +287,9 @@ def _check_reach(trained: list[Any], predict: Any, params: Tree, x: Any, y: Any)
         predict: the predictions of the task, or None.
         params, x, y: the shapes of the parameters and of one example.
     """
-    paths = list(pytrees.by_path(params))
     if not trained:
         return
+    paths = list(pytrees.by_path(params))
     # A gradient is structurally zero if the derivative does not read the tangent of a parameter.
     derivative = lambda tangents, loss, params, x, y: jax.jvp(
         lambda params: loss(params, x, y), (params,), (tangents,)

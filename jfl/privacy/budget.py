@@ -70,8 +70,8 @@ class Budget:
         caveats: what epsilon assumes and does not cover.
         stopped: why the last call of `simulate` ended before its number of rounds; "" if the budget
             admitted all of them.
-        history: what identifies the plans of the run that `simulate` has counted, of which this
-            budget is; () if rounds were counted in other ways.
+        history: numbers that identify the run whose rounds `simulate` has counted; () if the rounds
+            were counted by `spend`.
     """
 
     epsilon: float
@@ -284,7 +284,7 @@ def budget(
 
 
 def history_of(run: Run) -> tuple:
-    """Return what identifies the plans of a run; runs with the same plans and noise have it."""
+    """Return numbers that identify the plans of a run and their noise."""
     return (*np.asarray(run.plan_identity).tolist(), *np.asarray(run.plan_history).tolist())
 
 

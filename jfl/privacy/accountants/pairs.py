@@ -316,7 +316,7 @@ def halves(direction: str, rate: Any, z: ArrayLike) -> tuple[Pair, Pair, jax.Arr
 
 
 def _cubic(x, ends, values, slopes):
-    """Return the cubic with given values and slopes [2, n] at the ends [2, n], at x [n]."""
+    """Evaluate at x [n] the cubics that have these values and slopes [2, n] at the ends [2, n]."""
     length = ends[1] - ends[0]
     t = (x - ends[0]) / length
     from_left, from_right = t * (1 - t) ** 2 * length, t**2 * (t - 1) * length

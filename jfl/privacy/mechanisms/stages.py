@@ -257,8 +257,9 @@ def factor_to_bound(bound: Any, norm: Array, gamma: Any = None) -> Array:
     treated like one with non-finite values: it is replaced by zero, and Health.nonfinite_rows
     counts it.
     """
-    factor = jnp.minimum(1.0, bound / jnp.maximum(norm, jnp.finfo(jnp.float32).tiny))
-    if gamma is not None:
+    if gamma is None:
+        factor = jnp.minimum(1.0, bound / jnp.maximum(norm, jnp.finfo(jnp.float32).tiny))
+    else:
         factor = bound / (norm + gamma)
     return jnp.where(jnp.isfinite(norm), factor, jnp.nan)
 
