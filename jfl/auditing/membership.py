@@ -287,27 +287,27 @@ def _train(plan, rounds, unit, targets, included, seed) -> np.ndarray:
     tests = np.arange(min(MAX_REFERENCES, len(fed.y_test) // width) * width).reshape(-1, width)
     pairs = (fed.x, fed.x_test), (fed.y, fed.y_test)
     shown = tuple(jnp.concatenate([own[rows], test[tests]]) for own, test in pairs)
-    members = dict(
-        unit=unit,
-        replaced=False,
-        rows=rows,
-        clients=targets,
-        kind="member",
-        sees="final model",
-        sent=None,
-        weights=None,
-        chain=None,
-        canary="",
-        adversary="",
-        copies=None,
-    )
     loss = for_evaluation(plan.task)
 
     @functools.partial(jax.jit, static_argnums=0)
     def run_all(block, keys, included, plan, shown):
         def run_one(own):
             key, inside = own
-            made = trainings.Training(plan, **members)
+            made = trainings.Training(
+                plan,
+                unit=unit,
+                replaced=False,
+                rows=rows,
+                clients=targets,
+                kind="member",
+                sees="final model",
+                sent=None,
+                weights=None,
+                chain=None,
+                canary="",
+                adversary="",
+                copies=None,
+            )
             masked = trainings.with_included(made, inside, plan.fed.x, plan.fed.y)
             run, _ = scan(init(key, masked), masked, jnp.array([rounds]))
             params = masked.algorithm.params(run.server)
