@@ -14,12 +14,13 @@ Each recipe changes a paper's algorithm so that its promise becomes true:
 - `measured`: wavelet noise in the shape of band energies that were measured with separate noise
   (Ranaweera et al.); `by_level`: the same, but each level has a separate clip by its energy.
 
-Four recipes are for the study of anchors (Tramèr and Boneh; Opacus):
+Six recipes are for the study of anchors (Tramèr and Boneh; Opacus):
 
 - `scattered`: FedSGD of a linear model on scattering features, with noise in every gradient.
 - `shares`: the same, but each client adds only a share of the noise.
 - `tanh_cnn`: FedSGD of the small convolutional network of Tramèr and Boneh.
 - `relu_cnn`: FedSGD of that of the MNIST example of Opacus.
+- `tanh_cnn_shares`, `relu_cnn_shares`: the same, but each client adds only a share of the noise.
 
 One recipe is for the study of customers:
 
@@ -55,8 +56,10 @@ STEEPNESS = 2.0  # sqrt(2) for the slopes times sqrt(2) for a row
 SMOOTHNESS = 1.0  # 1/2 for the slopes times 2 for a row
 TYPICAL_SMOOTHNESS = 0.25  # on real rows, for the rate of a solve; no guarantee rests on it
 LEAST_ENERGY = 1e-3  # of the mean: a level without any is clipped to more than nothing
-# Mean and standard deviation of the pixels of MNIST, by which the example of Opacus normalises.
-MNIST_PIXELS = dict(mean=0.1307, std=0.3081)
+# Networks of Tramèr and Boneh, and of the example of Opacus, which normalises pixels by the mean
+# and standard deviation of MNIST.
+TANH: dict[str, Any] = dict(activation="tanh", padding=2)
+RELU: dict[str, Any] = dict(activation="relu", padding=3, mean=0.1307, std=0.3081)
 SUMS_ONLY = (
     "Assumes secure aggregation: the observer sees only the sum of the uploads, no client drops "
     "out, and no client reveals its noise.",
@@ -79,7 +82,7 @@ class Recipe(NamedTuple):
     view: str | None = None  # of the guarantee; None: that of the config
     each: bool = False  # noise is calibrated for each group of clients
     before: Callable | None = None  # config -> a Plan of one round that is paid for, too
-    pooled: Callable | None = None  # config -> a Plan of one client that releases the same sums
+    shared: bool = False  # clients share the noise of one client, whose guarantee theirs is
 
 
 # fields that no recipe reads; of those whose clients add noise in or after their own steps, more
@@ -327,7 +330,14 @@ def _max_pool(x):
     return jnp.maximum(x[:, 1:], x[:, :-1])
 
 
-def convolved(config: Made, activation: str, padding: int, mean: float = 0.0, std: float = 1.0):
+def convolved(
+    config: Made,
+    activation: str,
+    padding: int,
+    mean: float = 0.0,
+    std: float = 1.0,
+    share: bool = False,
+):
     """Return FedSGD of a small convolutional network, with noise in every gradient.
 
     Args:
@@ -336,11 +346,13 @@ def convolved(config: Made, activation: str, padding: int, mean: float = 0.0, st
         padding: of the images, in pixels.
         mean: is subtracted from the pixels.
         std: the pixels are then divided by it.
+        share: each client adds only a share of the noise (see `scattered`).
     """
     fed = build.federation(config)
     fed = dataclasses.replace(fed, x=(fed.x - mean) / std, x_test=(fed.x_test - mean) / std)
     network = _ConvolutionalNet(activation, padding, fed.classes)
-    return _fedsgd(config, fed, jfl.models.flax(fed, network, target="class", batched=False))
+    task = jfl.models.flax(fed, network, target="class", batched=False)
+    return _fedsgd(config, fed, task, share)
 
 
 @functools.lru_cache(maxsize=1)
@@ -379,10 +391,6 @@ def purchases(config: Made):
         jfl.grad(task.loss), lr=config.lr, steps=config.steps, batch=batch
     )
     return dataclasses.replace(plan, fed=fed, task=task, algorithm=algorithm)
-
-
-def _pooled(config: Made):
-    return scattered(dataclasses.replace(config, clients=1))
 
 
 def _stated(config: Made) -> float:
@@ -450,9 +458,11 @@ RECIPES = dict(
     contracting=Recipe(contracting),
     prox_erm=Recipe(prox_erm),
     scattered=Recipe(scattered),
-    shares=Recipe(functools.partial(scattered, share=True), pooled=_pooled),
-    tanh_cnn=Recipe(functools.partial(convolved, activation="tanh", padding=2)),
-    relu_cnn=Recipe(functools.partial(convolved, activation="relu", padding=3, **MNIST_PIXELS)),
+    shares=Recipe(functools.partial(scattered, share=True), shared=True),
+    tanh_cnn=Recipe(functools.partial(convolved, **TANH)),
+    relu_cnn=Recipe(functools.partial(convolved, **RELU)),
+    tanh_cnn_shares=Recipe(functools.partial(convolved, **TANH, share=True), shared=True),
+    relu_cnn_shares=Recipe(functools.partial(convolved, **RELU, share=True), shared=True),
     purchases=Recipe(purchases),
     measured=Recipe(measured, before=energies),
     by_level=Recipe(functools.partial(measured, by_level=True), before=energies),
@@ -468,7 +478,8 @@ def noise_of(config: Made) -> tuple:
     """Return the multipliers with which the plan proves the config's epsilon."""
     recipe = RECIPES[config.recipe]
     target: dict[str, Any] = dict(epsilon=_stated(config), delta=config.delta, rounds=config.rounds)
-    draft = lambda z: (recipe.pooled or recipe.plan)(dataclasses.replace(config, noise=z))
+    one = dict(clients=1) if recipe.shared else {}
+    draft = lambda z: recipe.plan(dataclasses.replace(config, noise=z, **one))
     if recipe.each:
         found = calibrate_per_client(draft((1.0,) * len(config.groups)), **target)
         firsts = np.cumsum((0, *config.groups[:-1]))
@@ -493,8 +504,8 @@ def noise_of(config: Made) -> tuple:
 def worth(config: Made):
     """Return the proved guarantee of a run of a config, and of everything that runs before it."""
     recipe = RECIPES[config.recipe]
-    if recipe.pooled:
-        found = _with(None, recipe.pooled(config), config)
+    if recipe.shared:
+        found = _with(None, recipe.plan(dataclasses.replace(config, clients=1)), config)
         caveats = (*found.caveats, *SUMS_ONLY)
         return found._replace(view="aggregate", status="conditional", caveats=caveats)
     plan = plan_of(config)

@@ -358,7 +358,7 @@ def _run_programs(
             states and pick(states),
             keep_states,
         )
-        with compiling.report_stages(name or f"sweep of {len(members)} points"):
+        with compiling.report_stages(name or f"sweep of {counted(len(members), 'point')}"):
             program.fit(memory)
             if watch is not None:
                 watch(str(program))

@@ -36,6 +36,7 @@ CASES = dict(
     by_level=EXAMPLE | dict(clients=6),
 )
 CONDITIONAL = ("uploads", "shares", "contracting", "prox_erm", "measured", "by_level")
+NETWORKS = ("tanh_cnn", "relu_cnn")
 KEY = jax.random.key(0)
 
 
@@ -49,7 +50,8 @@ def model(plan, rounds=3, seed=0):
 
 
 def test_every_recipe_has_a_case():
-    assert {*CASES, "purchases", "tanh_cnn", "relu_cnn"} == set(recipes.RECIPES)
+    networks = {network + shares for network in NETWORKS for shares in ("", "_shares")}
+    assert {*CASES, "purchases", *networks} == set(recipes.RECIPES)
 
 
 def _convolution(image, kernel, bias, stride, padding):
@@ -68,14 +70,16 @@ def _pooled(image):
     return windows.max((-2, -1))
 
 
-@pytest.mark.parametrize("name", ["tanh_cnn", "relu_cnn"])
+@pytest.mark.parametrize("name", NETWORKS)
 def test_published_networks_are_those_of_their_code(name, monkeypatch):
     """The logits equal those of a loop, and the release and its epsilon do not depend on the
     model."""
     r = np.random.default_rng(0)
     images, labels = r.random((80, 28, 28, 1), np.float32), r.integers(0, 10, 80)
-    fed = jfl.federate({"one": (images, labels)}, holdout=0.25)
-    monkeypatch.setattr(recipes.build, "federation", lambda config: fed)
+    one = {0: (images, labels)}
+    four = {i: (images[20 * i :][:20], labels[20 * i :][:20]) for i in range(4)}
+    fed, of_four = (jfl.federate(clients, holdout=0.25) for clients in (one, four))
+    monkeypatch.setattr(recipes.build, "federation", lambda c: fed if c.clients == 1 else of_four)
     config = made("scattered", recipe=name, model="cnn", clients=1, batch=20, noise=(1.0,))
     plan = recipes.plan_of(config)
 
@@ -103,6 +107,13 @@ def test_published_networks_are_those_of_their_code(name, monkeypatch):
     one, other = (jfl.guarantee(p, 5, 1e-5, "example", "server") for p in (plan, linear))
     assert one.epsilon == pytest.approx(other.epsilon, rel=1e-6)
     assert one.status == "proved" and one.caveats == other.caveats
+
+    shares = dataclasses.replace(config, recipe=f"{name}_shares", clients=4)
+    noise_of = lambda c: recipes.plan_of(c).algorithm.releases[0].mechanism.stages[2].noise
+    assert noise_of(shares) == 0.5 == noise_of(config) / 2
+    of_one, of_sum = recipes.worth(config), recipes.worth(shares)
+    assert of_sum.epsilon == of_one.epsilon
+    assert (of_one.status, of_sum.status) == ("proved", "conditional")
 
 
 def test_purchases_are_weighted_by_their_age(tmp_path, monkeypatch):
