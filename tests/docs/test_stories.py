@@ -88,10 +88,10 @@ def test_a_verdict_is_quoted_once_for_two_claims_if_they_share_it():
         "DP-SCAFFOLD-warm ends better than DP-FedAvg and DP-FedSGD",
         "the gap to DP-FedAvg grows with K, (0,0)",
     )
-    told = stories.quoted(f"{{same: fig3 | {ends} | fig1 | {ends}}}", "noble2022")
-    assert told == stories.verdict("noble2022", "fig3", ends).verdict
+    told = stories.quoted(f"{{same: fig6 | {ends} | fig1 | {ends}}}", "noble2022")
+    assert told == stories.verdict("noble2022", "fig6", ends).verdict
     with pytest.raises(ArgumentError, match="noble2022: expected two claims with one verdict"):
-        stories.quoted(f"{{same: fig3 | {ends} | fig3 | {grows}}}", "noble2022")
+        stories.quoted(f"{{same: fig1 | {ends} | fig3 | {grows}}}", "noble2022")
 
 
 def test_a_bound_without_an_interval_is_shown_as_a_difference():
