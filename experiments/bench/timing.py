@@ -18,19 +18,24 @@ ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "experiments" / "results"
 
 
-def arguments(about: str | None, out: Path, repeats: int) -> argparse.Namespace:
-    """Parse the command line of a benchmark: --repeats and --out.
+def arguments(
+    about: str | None, out: Path | None, repeats: int, *switches: str
+) -> argparse.Namespace:
+    """Parse the command line of a benchmark: --repeats, --out and switches.
 
     Args:
         about: its help.
-        out: the default file of results.
+        out: the default file of results, or None.
         repeats: the default number of timed turns.
+        switches: further options without a value, such as "--large".
     """
     parser = argparse.ArgumentParser(
         description=about, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--repeats", type=int, default=repeats)
     parser.add_argument("--out", type=Path, default=out)
+    for name in switches:
+        parser.add_argument(name, action="store_true")
     return parser.parse_args()
 
 
@@ -68,9 +73,24 @@ def alternate(runs: dict, repeats: int) -> dict:
 
 def two_rounds(plan):
     """Return a function that plays two rounds of a plan, always from the same state."""
-    fresh = jfl.init(jax.random.key(0), plan)
-    play = jax.jit(lambda run, plan: jfl.scan(run, plan, jnp.array([2])), donate_argnums=0)
-    return lambda: jax.block_until_ready(play(jax.tree.map(jnp.copy, fresh), plan))
+    return compile_rounds(plan, 2)[0]
+
+
+def compile_rounds(plan, rounds: int):
+    """Return a function that plays rounds of a plan, and the memory of its program.
+
+    Args:
+        plan: the plan; the function always plays from the same state.
+        rounds: their number, followed by one evaluation.
+
+    Returns:
+        The function, and the temporary bytes of the compiled program.
+    """
+    fresh, counts = jfl.init(jax.random.key(0), plan), jnp.array([rounds])
+    play = jax.jit(lambda run, plan: jfl.scan(run, plan, counts), donate_argnums=0)
+    program = play.lower(fresh, plan).compile()
+    run = lambda: jax.block_until_ready(program(jax.tree.map(jnp.copy, fresh), plan))
+    return run, program.memory_analysis().temp_size_in_bytes
 
 
 def commit() -> str:
