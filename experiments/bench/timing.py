@@ -7,6 +7,7 @@ import statistics
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -90,7 +91,8 @@ def compile_rounds(plan, rounds: int):
     play = jax.jit(lambda run, plan: jfl.scan(run, plan, counts), donate_argnums=0)
     program = play.lower(fresh, plan).compile()
     run = lambda: jax.block_until_ready(program(jax.tree.map(jnp.copy, fresh), plan))
-    return run, program.memory_analysis().temp_size_in_bytes
+    memory: Any = program.memory_analysis()
+    return run, memory.temp_size_in_bytes
 
 
 def commit() -> str:

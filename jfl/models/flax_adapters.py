@@ -1,5 +1,6 @@
 """Adapters of flax.linen modules and flax.nnx models."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from flax import nnx as flax_nnx
 from flax.errors import InvalidRngError
 
 from ..core import checks
+from ..core.random_streams import as_kernel_key
 from ..core.records import Federation, Fn, Task, named
 from . import frameworks
 from .adapters import (
@@ -88,7 +90,9 @@ def flax(
         )
     shape, dtype = tuple(fed.x.shape[1:]), str(fed.x.dtype)
     trained, evaluated = find_switches(type(module).__call__)
-    apply = lambda variables, x: module.apply(variables, x, **dict(evaluated))
+    apply = lambda variables, x, flags=evaluated: _call_linen(
+        variables, x, None, module=module, flags=flags
+    )
 
     def init_and_apply(key, x):
         variables = module.init(key, x, **dict(evaluated))
@@ -117,7 +121,7 @@ def flax(
     init = Fn(_init, static=dict(static, shape=module_input.shape, **other_dtype))
     model = Model(init, Fn(_predict, static=static))
     if trained:
-        draws = _draws(lambda v, x: module.apply(v, x, **dict(trained)), variables, module_input)
+        draws = _draws(functools.partial(apply, flags=trained), variables, module_input)
         form = _predict_drawing if draws else _predict
         training = Fn(form, static=dict(module=module, flags=trained))
         model = model._replace(training=training, draws=draws)
@@ -171,6 +175,8 @@ def _draws(call, variables, x) -> bool:
 
 @named("models.init")
 def _init(key, *, module, shape, dtype="float32", flags=()):
+    # The key of a run is of this kind, so all calls share one trace.
+    key = as_kernel_key(key)
     return _init_linen(key, module=module, shape=shape, dtype=dtype, flags=flags)
 
 
@@ -181,19 +187,19 @@ def _init_linen(key, *, module, shape, dtype, flags):
 
 @named("models.predict")
 def _predict(params, x, *, module, flags=()):
-    return _call_linen(params, x, None, module=module, flags=flags)
+    return _call_linen({"params": params}, x, None, module=module, flags=flags)
 
 
 @named("models.predict_drawing")
 def _predict_drawing(params, x, key, *, module, flags):
     # flax uses the stream "params" for a stream that is not passed.
     streams = {"params": key, "dropout": jax.random.fold_in(key, 1)}
-    return _call_linen(params, x, streams, module=module, flags=flags)
+    return _call_linen({"params": params}, x, streams, module=module, flags=flags)
 
 
 @traced_once
-def _call_linen(params, x, streams, *, module, flags):
-    return module.apply({"params": params}, x, rngs=streams, **dict(flags))
+def _call_linen(variables, x, streams, *, module, flags):
+    return module.apply(variables, x, rngs=streams, **dict(flags))
 
 
 @named("models.cross_entropy")

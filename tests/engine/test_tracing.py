@@ -98,14 +98,14 @@ def test_a_model_is_traced_once(kind, private, algorithm):
 
     plan = plan_of_rate(0.1)
     made = len(CALLS)
-    assert made <= 13
+    assert made <= 9
     if private:
         jfl.guarantee(plan, 2)
         assert jfl.check_privacy(plan)
     jfl.simulate(jax.random.key(0), plan, 2)
     jfl.simulate(jax.random.key(0), plan_of_rate(0.2), 2)
     jfl.sweep(plan_of_rate, rounds=2, lr=[0.1, 0.3])
-    assert len(CALLS) - made <= 2
+    assert len(CALLS) - made <= 1
 
 
 class SinhInEvaluation(nn.Module):
