@@ -18,6 +18,9 @@ import jax
 import jax.numpy as jnp
 
 FULL = jax.lax.Precision.HIGHEST
+# A GPU adds up the outer products of at most so many rows, with at most so many entries, without a
+# matrix product.  XLA then computes the sum, the noise and the update of a leaf in one kernel.
+FEW_ROWS, FEW_ENTRIES = 32, 2**13
 
 
 def _at_least_float32(x):
@@ -111,6 +114,9 @@ class Product(NamedTuple):
         )
         if a.shape[1] == 1:  # a plain matrix product is a third faster on a CPU
             a, b = (x.reshape(-1, x.shape[-1]) for x in (a, b))
+            is_small = len(a) <= FEW_ROWS and a.shape[1] * b.shape[1] <= FEW_ENTRIES
+            if is_small and jax.default_backend() == "gpu":
+                return (a[:, :, None] * b[:, None, :]).sum(0)[None]
             return jnp.dot(b.T, a, precision=FULL).T[None]
         return jnp.einsum("nepi,nepo->eio", a, b, precision=FULL)
 

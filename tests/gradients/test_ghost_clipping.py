@@ -588,6 +588,24 @@ def test_products_against_formed_gradients(shape):
 
 
 @pytest.mark.parametrize(
+    "backend, rows, outputs, has_product",
+    [("gpu", 32, 64, False), ("gpu", 33, 64, True), ("gpu", 31, 65, True), ("cpu", 30, 64, True)],
+)
+def test_a_gpu_adds_up_few_small_outer_products_itself(
+    backend, rows, outputs, has_product, traced_for
+):
+    """Each shape is traced once: what was traced for one backend stays for the others."""
+    traced_for(backend)
+    r = np.random.default_rng(0)
+    a, b = (r.normal(size=(rows, 1, 1, last)).astype("f4") for last in (128, outputs))
+    factor = np.float32(r.uniform(size=rows))
+    total = lambda a, b: Product(a, b).total(factor)
+    assert ("dot_general" in str(jax.make_jaxpr(total)(a, b))) == has_product
+    expected = np.einsum("n,nepi,nepo->eio", factor.astype("f8"), a, b)
+    np.testing.assert_allclose(jax.jit(total)(a, b), expected, atol=2e-5)
+
+
+@pytest.mark.parametrize(
     "places, inputs, outputs, kind",
     [
         pytest.param(128, 512, 512, Product, id="gpt of width 512"),
