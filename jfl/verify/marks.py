@@ -105,10 +105,10 @@ def _copy_under_vmap(
     if axis is None:
         return copy_p.bind(*operands, n=n, **params), list(dims[:n])
     size = of_client.shape[axis]
-    copies = [
-        jnp.broadcast_to(x, (size, *jnp.shape(x))) if dim is None else jnp.moveaxis(x, dim, 0)
-        for x, dim in zip(values, dims)
-    ]
+    # Without the barrier, XLA would read the copies again after the loop, instead of the one value
+    # that was copied, and would keep them in memory during the loop.
+    copy = lambda x: jnp.broadcast_to(jax.lax.optimization_barrier(x), (size, *jnp.shape(x)))
+    copies = [copy(x) if dim is None else jnp.moveaxis(x, dim, 0) for x, dim in zip(values, dims)]
     of_client = jnp.moveaxis(of_client, axis, 0)
     return copy_p.bind(*copies, of_client, n=n, **params), [0] * n
 

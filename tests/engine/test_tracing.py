@@ -14,6 +14,7 @@ from jax.extend.core import jaxprs_in_params
 from jax.interpreters import partial_eval
 
 import jfl
+from jfl.verify import marks
 
 CALLS = []
 
@@ -176,6 +177,16 @@ def test_a_local_step_is_batched_over_clients_once(fed, task):
     CALLS.clear()
     jax.eval_shape(jfl.run_round, run, plan)
     assert CALLS == [CLIENTS] * len(jax.tree.leaves(run.server.params))
+
+
+def test_copies_for_clients_are_not_read_again_after_the_loop():
+    """XLA keeps no copy beside the value that was copied: a barrier hides that both are equal."""
+    copy = jax.vmap(lambda own: marks.copy_per_client(jnp.ones(3), own)[0])
+    steps = [e.primitive.name for e in jax.make_jaxpr(copy)(jnp.arange(4)).eqns]
+    assert steps[steps.index("optimization_barrier") :][:2] == [
+        "optimization_barrier",
+        "broadcast_in_dim",
+    ]
 
 
 def test_a_round_can_be_differentiated(fed, task):
