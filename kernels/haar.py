@@ -10,6 +10,7 @@ that depend on padding only, which are zero in an analysis and have no effect in
 Working on pieces needs no gather and moves no padding.
 """
 
+import functools
 import math
 
 import jax
@@ -21,6 +22,9 @@ HIGHEST = lax.Precision.HIGHEST
 # `energies` and `merge` compute this number of levels by one product.  A CPU takes as long for 3 as
 # for 5, and twice as long for 7.
 LEVELS_PER_PRODUCT = 5
+# A TPU merges arrays of at most so many entries (times columns) by one product with the matrix of
+# the transform.  In a loop over levels, arrays have an axis of length 2, which a TPU pads to 8.
+MAX_ENTRIES_PER_PRODUCT = 1024
 
 
 def height(*lengths) -> int:
@@ -72,6 +76,41 @@ def merge(pieces, lengths, axes=(-1,)):
     axes = tuple(a % x.ndim for a in axes)
     if axes == (x.ndim - 1,):
         return _merge_by_products(x, details, *lengths)
+    is_small = details and math.prod(lengths) <= MAX_ENTRIES_PER_PRODUCT
+    if is_small and axes == tuple(range(len(axes))) and jax.default_backend() == "tpu":
+        columns = x.shape[len(axes) :]
+        rows = jnp.concatenate([piece.reshape(-1, *columns) for piece in pieces])
+        product = jnp.tensordot(_merge_matrix(lengths), rows, 1, precision=HIGHEST)
+        return product.reshape(*lengths, *columns)
+    return _merge_by_levels(x, details, lengths, axes)
+
+
+@functools.cache
+def _merge_matrix(lengths):
+    """Return the matrix of `merge` along the first axes, Float32[entries, coefficients].
+
+    Its columns are in the order of the pieces, without their padding.
+    """
+    grids = [grid for _, grid, _ in layout(*lengths)]
+    *ends, size = np.cumsum([math.prod(grid) for grid in grids])
+    with jax.ensure_compile_time_eval():
+        x, *details = (
+            rows.reshape(*grid, size)
+            for rows, grid in zip(np.split(np.eye(size, dtype=np.float32), ends), grids)
+        )
+        merged = _merge_by_levels(x, details, lengths, tuple(range(len(lengths))))
+        return np.asarray(merged).reshape(-1, size)
+
+
+def _merge_by_levels(x, details, lengths, axes):
+    """Return `merge`, with a sum for every level and axis.
+
+    Args:
+        x: the base.
+        details: the pieces of levels 1 to L.
+        lengths: the lengths of the transformed axes.
+        axes: these axes, not negative.
+    """
     kinds = 2 ** len(axes) - 1
     for level in reversed(range(height(*lengths))):
         parts = [x, *details[level * kinds : (level + 1) * kinds]]

@@ -1,5 +1,7 @@
 """Haar transforms, and the bands of a contribution that they make."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -138,15 +140,30 @@ def merged(pieces, length):
     return x
 
 
+@pytest.mark.parametrize("backend", ["cpu", "tpu"])
 @pytest.mark.parametrize("columns", [(), (3,)])
 @pytest.mark.parametrize("length", [1, 3, 32, 33, 1025, 40_000])
-def test_merge_is_a_loop_over_levels(length, columns):
+def test_merge_is_a_loop_over_levels(length, columns, backend, traced_for):
     """By products along a last axis, by a loop over all levels along another axis."""
+    traced_for(backend)
     r = np.random.default_rng(length)
     shapes = [piece + columns for _, piece, _ in haar.layout(length)]
     pieces = [r.normal(size=shape).astype(np.float32) for shape in shapes]
     found = jax.jit(lambda pieces: haar.merge(pieces, (length,), (0,)))(pieces)
     np.testing.assert_allclose(found, merged(pieces, length), atol=3e-6)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (4, 4), (1, 3), (5, 3), (32, 33)])
+def test_a_tpu_merges_a_small_pyramid_by_one_product(shape, traced_for):
+    """The result is that of the loop over levels, which a TPU uses for larger arrays."""
+    r = np.random.default_rng(8)
+    pieces = [r.normal(size=(*g, 3)).astype(np.float32) for _, g, _ in haar.layout(*shape)]
+    by_levels = jax.jit(lambda pieces: haar.merge(pieces, shape, (0, 1)))(pieces)
+    traced_for("tpu")
+    merge = jax.jit(lambda pieces: haar.merge(pieces, shape, (0, 1)))
+    products = str(jax.make_jaxpr(merge)(pieces)).count("dot_general")
+    assert products == (1 < math.prod(shape) <= 1024)
+    np.testing.assert_allclose(merge(pieces), by_levels, atol=2e-6)
 
 
 # --- bands
