@@ -126,7 +126,7 @@ def results(entries, out, title=None, notes=()):
         shown += [best, *claims]
         rows.append(
             (
-                *(group[0].get("point") or dict(run=name)).values(),
+                *map(str, (group[0].get("point") or dict(run=name)).values()),
                 len(group),
                 f"{accuracy} ({failed} failed)".strip() if failed else accuracy,
                 over(e["loss"] for e in good),

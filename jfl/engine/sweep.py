@@ -184,13 +184,16 @@ def sweep(
         evaluate_every: rounds between evaluations; by default about twenty evaluations.
         memory: bytes on each device for the points that run at the same time.  The default is the
             free memory of an accelerator, and 4 GiB on a CPU.  The number of points is first
-            estimated; if the compiled program takes more memory than allowed, it is compiled again
-            for fewer points, at most twice.
+            estimated cautiously; if the compiled program takes more memory than allowed, it is
+            compiled again for fewer points, at most twice.  A warning says if even that does not
+            fit.
         tolerate: names of Health counts that may be positive, such as ("empty_cohort",).
         mesh: devices that share the points: "auto", a number, or the result of
             `jfl.mesh.devices`; None means one device.
-        watch: a function of a string, such as `print`, that is called before each program runs.
-            The string says how many points run at the same time, and how much memory each takes.
+        watch: a function of a string, such as `print`, that is called before each program runs:
+            the string says how many points run at the same time, and how much memory each takes.
+            If not all points of a program run at the same time, it is called again after each
+            block of points, with the number of points that are done.
         **axes: for each argument of make_plan, a list of values or a single value.
 
     Returns:
@@ -359,10 +362,12 @@ def _run_programs(
             keep_states,
         )
         with compiling.report_stages(name or f"sweep of {counted(len(members), 'point')}"):
-            program.fit(memory)
+            too_large = program.fit(memory)
+            if too_large and not name:
+                warnings.warn(too_large, RuntimeWarning, stacklevel=3)
             if watch is not None:
                 watch(str(program))
-            for i, result in zip(members, program.run()):
+            for i, result in zip(members, program.run(watch)):
                 results[i] = result
         point_bytes[members] = program.point_bytes
         seconds[members] = (time.perf_counter() - started) / len(members)
@@ -545,7 +550,7 @@ class _Program:
         self.first_arguments = None
         self._choose_block(len(plans))
 
-    def fit(self, memory: float | None) -> None:
+    def fit(self, memory: float | None) -> str | None:
         """Choose how many points run at the same time, from the memory that the compiler reports.
 
         The first number of points is an estimate.  If the compiled program needs too much memory,
@@ -554,6 +559,9 @@ class _Program:
 
         Args:
             memory: bytes on each device; None means what the device has.
+
+        Returns:
+            A warning if the program needs more memory than it may use.
         """
         limit = lambda share: (
             memory if memory is not None else device_memory(share) or DEFAULT_MEMORY_BYTES
@@ -568,10 +576,17 @@ class _Program:
             last_points, last_bytes = points, needed
             points, needed = self.block // self.devices, self._compiled_bytes()
             if needed <= available or points == 1 or attempt == MAX_COMPILATIONS:
-                return
+                break
             bytes_per_point = (needed - last_bytes) / (points - last_points)
             excess = (needed - available) / bytes_per_point if bytes_per_point > 0 else 1
             self._choose_block(points - max(1, excess))
+        if needed <= available or (memory is None and not device_memory(1.0)):
+            return None
+        return (
+            f"sweep: running {counted(points, 'point')} at a time needs {needed / 1e6:.3g} MB of "
+            f"device memory, more than the {available / 1e6:.3g} MB that it may use. If it fails, "
+            "pass a smaller chunk to jfl.plan, or choose a smaller batch or model."
+        )
 
     def _choose_block(self, points: float) -> None:
         """Choose blocks of at most `points` points per device, as equal as possible.
@@ -648,10 +663,12 @@ class _Program:
         axis = "points" if self.devices > 1 else None
         return *meshes.replicate(of_points, self.mesh, axis), *self.shared
 
-    def run(self) -> list[Trained]:
-        """Run all blocks and return the result of each point."""
+    def run(self, watch: Callable[[str], None] | None = None) -> list[Trained]:
+        """Run all blocks and return the result of each point; call `watch` between blocks."""
         out: dict[int, Trained] = {}
         for block in self._blocks():
+            if out and watch is not None:
+                watch(f"{len(out)} of {counted(len(self.plans), 'point')} done")
             arguments = self.first_arguments or self._arguments(block)
             self.first_arguments = None
             results = jax.tree.map(np.asarray, _run_block_jit(*arguments, **self.static))

@@ -65,6 +65,7 @@ def calibrate(
             epsilon; or if the capacity of a Poisson sampler is too small for it (the message gives
             one that is large enough).
     """
+    checks.require_type("jfl.calibrate", Plan, "jfl.plan", plan=plan)
     checks.require_one_of("jfl.calibrate", ("noise_multiplier", "rounds"), over=over)
     checks.require_positive("jfl.calibrate", epsilon=epsilon)
     if (rounds is None) != (over == "rounds"):

@@ -74,6 +74,7 @@ def curves(settings: list[Setting], *metrics: str):
         if _on_logarithmic_axis(metric, [values for _, values in drawn.values()]):
             ax.set_yscale("log")
         ax.set(xlabel="round", title=TITLES[metric])
+        ax.locator_params("x", integer=True)
         style(ax)
     legend(figure, [(handles[i], settings[i].label) for i in sorted(handles)])
     return figure

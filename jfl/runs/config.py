@@ -47,6 +47,9 @@ RUN_ONLY = ("rounds", "evaluate_every", "checkpoint_every")  # what a resumed ru
 
 # --- factories: what a config can name
 
+# Functions of jfl.algorithms that a config expresses as fedavg with an optimizer on the server.
+SERVER_OPTIMIZER_OF = dict(fedavgm="momentum", fedadam="adam", fedyogi="yogi", fedadagrad="adagrad")
+
 
 def names(kind: str) -> list[str]:
     """Return the names that a config can give to a kind of factory, such as "algorithm"."""
@@ -66,6 +69,13 @@ def factory(kind: str, name: str) -> Callable[..., Any]:
     Raises:
         ArgumentError: If the kind has no such name.
     """
+    if kind == "algorithm" and name in SERVER_OPTIMIZER_OF:
+        checks.fail(
+            "config",
+            f"algorithm='fedavg' with server_optimizer={SERVER_OPTIMIZER_OF[name]!r}",
+            f"algorithm={name!r}",
+            f"Set server_lr, too. In Python, jfl.algorithms.{name} has the constants of its paper.",
+        )
     checks.require_one_of("config", names(kind), **{kind: name})
     return getattr(_MODULES[kind], name)
 
@@ -517,7 +527,11 @@ def coerce(name: str, value, where: str):
             names.
     """
     if name not in FIELDS:
-        close = difflib.get_close_matches(name, FIELDS, 3)
+        words = name.replace("_", " ")
+        described = [n for n, f in FIELDS.items() if f.metadata["help"].startswith(words)]
+        longer = [n for n in FIELDS if n.startswith(name)]
+        similar = difflib.get_close_matches(name, FIELDS, 3)
+        close = [*dict.fromkeys(described + longer + similar)][:3]
         checks.fail(
             where,
             "known names",

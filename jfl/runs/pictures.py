@@ -61,12 +61,15 @@ def draw_accuracy(path: Path, groups: list[dict], title: str) -> None:
         title += f" (the first {MAX_DRAWN_SETTINGS} of {len(groups)} settings)"
         groups = groups[:MAX_DRAWN_SETTINGS]
     field, panels, lines = _divide(groups), {}, {}
+    promises = {g["privacy"].partition(" (")[2].removesuffix(")") for g in groups} - {""}
     for g in groups:
         panels.setdefault(g["point"].get(field), []).append(g)
-        epsilon, _, _ = g["privacy"].partition(" (")
+        epsilon, _, promise = g["privacy"].partition(" (")
         name = g["name"].removesuffix(f", {epsilon}")
         words = " ".join(f"{k}={v}" for k, v in g["point"].items() if k != field) or name
         g["line"] = words if field else f"{words}, {g['privacy']}"
+        if field and len(promises) > 1 and promise:
+            g["line"] += f" ({promise}"
         lines.setdefault(g["line"], len(lines))
     # Two plots in a column can be read on a narrow screen.
     columns = 2 if field else 1
@@ -96,10 +99,12 @@ def draw_accuracy(path: Path, groups: list[dict], title: str) -> None:
     else:
         last.set_xticks([])
     words = "accuracy vs. ε (bars: 95 % intervals; equal ε side by side)"
-    _style(last, "ε (for its unit and view, see the labels)", "final test accuracy", words)
+    where = promises.pop() if len(promises) == 1 else "for its unit and view, see the labels"
+    _style(last, f"ε ({where})", "final test accuracy", words)
     low, high = last.get_ylim()
     last.set_ylim(max(0, low), min(1, high))
-    figure.suptitle(title, fontsize=11)
+    bands = "\nagainst rounds: mean and range of seeds" if field else ""
+    figure.suptitle(title + bands, fontsize=11)
     if len(lines) < len(PALETTE) and not field:  # text in the last colour, yellow, is hard to read
         for line, handle in drawn.items():
             handle.set_label(textwrap.fill(line, 30))

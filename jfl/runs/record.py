@@ -34,14 +34,15 @@ COLUMNS = (
     "loss",
     "train_loss",
     "clip_fraction",
-    "clip_norm",
+    "adaptive_clip_norm",  # Metrics.clip_norm; `clip_norm` is free for the axis of a sweep
     "update_norm",
     "cohort",
     "epsilon",
 )
 # the columns that describe the guarantee to which an epsilon belongs
 PROMISE = ("unit", "adjacency", "view", "delta", "status")
-SERIES = [c for c in COLUMNS if c in Metrics.__dataclass_fields__ and c != "round"]
+# the columns of metrics, between round and epsilon, and the field of Metrics that each one shows
+SERIES = {column: column.removeprefix("adaptive_") for column in COLUMNS[3:-1]}
 # The first lines of the pages of `jfl report`, by which `void` recognises them.
 PAGES = {
     ".md": b"<!-- jfl report -->\n",
@@ -184,7 +185,7 @@ def measurement(
 
 def rows(name: str, seed: int | str, metrics: dict, epsilon=None) -> list[dict]:
     """Return rows of metrics.csv, one per evaluation."""
-    series = {k: metrics.get(k) for k in SERIES} | dict(epsilon=epsilon)
+    series = {k: metrics.get(name) for k, name in SERIES.items()} | dict(epsilon=epsilon)
     return [
         dict(name=name, seed=seed, round=r)
         | {k: None if v is None else plain(v[i]) for k, v in series.items()}

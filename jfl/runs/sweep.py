@@ -330,7 +330,7 @@ def _run_missing(points: list[Point], store: ResultStore, machine, watch):
         if not all(key in store for key in keys)
     ]
     count = lambda: sum(point.key in store for point in points)
-    watch(completed=count(), total=len(points), note="compiling")
+    watch(completed=count(), total=len(points), note="compiling" if missing else "")
     for block, measured in machine.run(missing, max_row_widths([point.plan for point in points])):
         lines = [
             dict(key=point.key, point=point.values) | line

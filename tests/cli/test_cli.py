@@ -465,6 +465,9 @@ def test_bad_files_exit_2_and_write_nothing(tmp_path, capsys):
         ("train --out=", "expected a value for --out, but got an empty one"),
         ("epsilon --rate 0.1 --plot=", "--plot"),
         ("sweep --sweep rounds=1,2", "rounds"),
+        ("sweep --sweep learning_rate=0.1,0.2", "Did you mean lr or server_lr"),
+        ("sweep --sweep noise=1,2", "Did you mean noise_multiplier"),
+        ("sweep --sweep algorithm=fedavg,fedadam", "with server_optimizer='adam', but got"),
         ("sweep --sweep lr=0.1 --address here:6379", "address"),
         ("sweep --sweep lr=0.1 --sweep lr=0.3", "expected lr once, with all its values"),
         ("sweep --sweep noise-multiplier=1 --sweep noise_multiplier=2", "once"),
@@ -657,6 +660,20 @@ def test_a_setting_is_a_line_and_what_varies_is_a_column(tmp_path, capsys, no_pr
     points.write_text("".join(points.read_text().splitlines(keepends=True)[:-1]))
     with pytest.raises(ValueError, match="lacks 1 of 8 points"):
         load.load(tmp_path)
+
+
+def test_an_axis_may_have_lists_of_values_and_the_name_of_a_metric(tmp_path, capsys, no_programs):
+    """Each clip norm is in the column clip_norm.  A resumed sweep without missing points compiles
+    nothing."""
+    command = ["sweep", *EXACT, "--model mlp --noise-multiplier 2", "--out", tmp_path]
+    axes = ["--sweep hidden=4,8", "--sweep clip_norm=0.5,1"]
+    assert jfl(*command, *axes) == 0
+    rows = [line.split()[:2] for line in capsys.readouterr().out.splitlines() if line[2:3] == "["]
+    assert rows == [[hidden, clip] for hidden in ("[4]", "[8]") for clip in ("0.5", "1.0")]
+    assert [r["clip_norm"] for r in table(tmp_path)] == 2 * (2 * ["0.5"] + 2 * ["1.0"])
+    assert {r["adaptive_clip_norm"] for r in table(tmp_path)} == {""}
+    assert jfl(*command, *axes, "--resume") == 0
+    assert "compiling" not in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -465,11 +465,13 @@ def test_points_that_run_at_once_fit_into_memory(fed, task):
     finally:
         jax.monitoring.unregister_event_duration_listener(listen)
     assert not any(event.endswith("backend_compile_duration") for event in compiled)
-    assert lines[1] == lines[2]
+    assert lines[1] in lines[2:] and lines[2].endswith(" of 5 points done")
     at_once = int(re.search("(\\d+) at a time", lines[1])[1])
     assert at_once < 5 and (at_once == 1 or at_once * small.point_bytes[0] <= memory)
     assert same_bits(again.params, small.params)
     close(small.params, whole.params)
+    with pytest.warns(RuntimeWarning, match="1 point at a time needs .* more than the 1e-06 MB"):
+        go(memory=1)
 
 
 @pytest.mark.by_default("2-2")
@@ -487,6 +489,9 @@ def test_rates_times_seeds_are_runs_of_their_own(task, monkeypatch, memory, at_o
     options = dict(lr=[0.1, 0.2, 0.3], seed=[0, 1], memory=memory, watch=lines.append)
     out = jfl.sweep(make, rounds=2, evaluate_every=2, **options)
     assert f"{at_once} at a time" in lines[0]
+    assert [line.split(" of ")[0] for line in lines[1:]] == {6: [], 3: ["3"]}.get(
+        at_once, ["2", "3", "5"] if at_once == 2 else list("12345")
+    )
     for point, params, loss in zip(out.points, out.params, out.metrics.loss):
         alone = jfl.simulate(jax.random.key(point["seed"]), make(**point), 2, evaluate_every=2)
         close(params, alone.params)

@@ -252,6 +252,8 @@ def test_changing_noise_is_calibrated_in_proportion(renyi):
     assert 3.0 * (1 - 1e-4) < guarantees.guarantee(scaled, 2).epsilon <= 3.0
     with pytest.raises(ValueError, match="over='rounds'"):
         jfl.calibrate(plan, epsilon=3.0, over="rounds")
+    with pytest.raises(ValueError, match="jfl.calibrate: expected plan of jfl.plan"):
+        jfl.calibrate(make, epsilon=3.0, rounds=2)
 
 
 # --- noise of each client

@@ -468,6 +468,7 @@ def test_curves_have_bands_over_seeds():
     (band,) = ax.collections
     points = band.get_paths()[0].vertices
     assert (points[:, 1].min(), points[:, 1].max()) == pytest.approx((0.2, 0.9))
+    assert all(tick == int(tick) for tick in ax.get_xticks())  # a round is an integer
     assert ax.lines[0].get_color() == plots.INK and ax.lines[1].get_color() == pictures.PALETTE[1]
     svg = plots.svg(figure)
     assert "$x^$" in svg and plots.INK not in svg and svg == plots.svg(figure)

@@ -52,6 +52,34 @@ def test_horizontal_lines_and_error_bars_are_labelled_and_unnamed_lines_are_not(
     assert words["level"] == pytest.approx(1 + np.log10(0.7) / 2, abs=0.08)
 
 
+@pytest.mark.parametrize("views", [("server",), ("server", "third party")])
+def test_a_divided_picture_says_to_what_its_epsilons_belong(views, monkeypatch):
+    """At the axis if all settings have the same unit and view, and otherwise in the labels."""
+    kept = []
+    monkeypatch.setattr(pictures, "_save", lambda figure, path: kept.append(figure))
+    groups = [
+        dict(
+            name="fedavg",
+            point=dict(a=a, lr=lr),
+            privacy=f"ε = {lr} (example, {views[a % len(views)]})",
+            round=[1, 2],
+            accuracy=[[0.2, 0.3]],
+            epsilon=float(lr),
+        )
+        for a in range(3)
+        for lr in range(1, 4)
+    ]
+    pictures.draw_accuracy("p.png", groups, "")
+    (figure,) = kept
+    labels = [text.get_text() for text in figure.legends[0].texts]
+    ends = {label.partition(" ")[2] for label in labels}
+    if len(views) == 1:
+        assert figure.axes[-1].get_xlabel() == "ε (example, server)" and ends == {""}
+    else:
+        assert "see the labels" in figure.axes[-1].get_xlabel()
+        assert ends == {"(example, server)", "(example, third party)"}
+
+
 def test_the_style_is_known_to_matplotlib():
     import matplotlib
 
