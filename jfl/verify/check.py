@@ -41,6 +41,7 @@ from .client import (
     params_shapes,
     row_shapes,
     shapes_key,
+    state_shapes,
 )
 from .flow import OPAQUE, contents
 from .trust import (
@@ -167,7 +168,9 @@ def judge_entries(plan: Plan, entries: list) -> list:
     held = _arrays_by_place(plan, traces)
     require_no_held_rows("jfl.guarantee", plan, held)
     findings = _judge_other_parts(plan, traces)
-    if not is_trusted(plan):
+    # Whether an upload depends on an undeclared state is not known without a trace.
+    keeps_state = jax.tree.leaves(state_shapes(plan)[1])
+    if not is_trusted(plan) or (keeps_state and not plan.algorithm.stateful):
         verdict = judge_client(plan)
         findings += Findings(verdict.example, verdict.client)
     assumed = constants_caveat(held)

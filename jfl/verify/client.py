@@ -118,6 +118,13 @@ def params_shapes(plan: Plan):
     return cached(("params", shapes_key(init)), lambda: jax.eval_shape(init, key_shape()))
 
 
+def state_shapes(plan: Plan) -> tuple:
+    """Return the shapes of the state of the server, and of that of a client."""
+    init = plan.algorithm.init
+    name = ("state", shapes_key((plan.task.init, init)))
+    return cached(name, lambda: jax.eval_shape(init, params_shapes(plan)))
+
+
 def context_shapes() -> Context:
     """Return the shapes of the numbers in a Context, of which the number of clients is static."""
     dtypes = (jnp.int32,) * 3 + (jnp.float32, jnp.int32, jnp.float32)
@@ -182,7 +189,7 @@ def trace_client(plan, declared, parts, classes, keeps=False) -> Verdict:
         return payload, kept, [[jax.tree.leaves(part) for part in r] for r in releases]
 
     try:
-        server, state = jax.eval_shape(plan.algorithm.init, params_shapes(plan))
+        server, state = state_shapes(plan)
         keys, indices = [key_shape(), key_shape()], jax.ShapeDtypeStruct((slots,), jnp.int32)
         operands = (leaves, context_shapes(), keys, server, state, [x, y, indices])
         with marks.CHECKING(True):

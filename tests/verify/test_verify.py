@@ -145,6 +145,20 @@ def test_built_in_algorithms(name, kind, fed, task):
         assert any("payload" in f and "rows" in f for f in report.example), report
 
 
+def test_undeclared_state_of_a_built_in_client(fed, task):
+    """Later uploads of SCAFFOLD depend on earlier cohorts, so it has a larger epsilon if few
+    clients participate.  Without the declaration of the state, the smaller one is not proved."""
+    few, release = jfl.sampling.without_replacement(CLIENTS, 2), noisy_release()
+    for name, status in (("scaffold", "conditional"), ("padpfl", "proved")):
+        made = make_algorithm(name, jfl.grad(squared))
+        parts = made.init, made.client, made.server
+        plan = jfl.plan(fed, task, jfl.algorithm(*parts), few, release=release)
+        assert trust.is_trusted(plan)
+        proved = jfl.guarantee(plan, 3)
+        assert proved.unit == "client" and proved.status == status, name
+        assert ("stateful=True" in str(proved.caveats)) == (status == "conditional")
+
+
 def test_algorithms_with_options(fed, task):
     """Releases of whole contributions, declared bounds, averaged models and released energies."""
     few, haar = batches.without_replacement(3), jfl.bands.flat(start_params())
