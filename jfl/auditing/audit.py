@@ -90,6 +90,8 @@ class AuditReport(NamedTuple):
         verdict = f"audited {self.epsilon:.4g} {compared} at delta = {self.delta:.3g}"
         if self.contradicted:
             verdict += ": CONTRADICTED"
+        elif proved is not None and self.epsilon > proved.epsilon:
+            verdict += ": CONDITION REFUTED"
         if self.claimed is not None:
             refuted = "REFUTED" if self.refuted else "not refuted"
             verdict += f"; claimed {self.claimed:.4g}: {refuted}"

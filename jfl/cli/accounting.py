@@ -58,9 +58,9 @@ class Numbers:
     unit: str = field("example", "example | client")
     adjacency: str | None = field(
         None,
-        "add_remove | replace_one; default add_remove for poisson, replace_one otherwise. The "
-        "noise multiplier z is σ/C under add_remove and σ/(2C) under replace_one, for noise of "
-        "standard deviation σ and clip norm C",
+        "add_remove | replace_one | zero_out; default add_remove for poisson, replace_one "
+        "otherwise. The noise multiplier z is σ/(2C) under replace_one and σ/C under the others, "
+        "for noise of standard deviation σ and clip norm C",
     )
     delta: float = field(1e-5, "delta of the guarantee")
     plot: Path | None = field(None, "plot of epsilon against rounds: FILE.png, .svg or .pdf")

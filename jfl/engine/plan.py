@@ -63,8 +63,9 @@ def plan(
             clients are drawn more often than others, weights are divided by the frequency of a
             client, so that the release is an unbiased estimate of the weighted mean over all
             clients.  Weights multiply uploads after the release has clipped them.
-        adjacency: the adjacency of the release: "add_remove", "replace_one" or "zero_out".  None
-            means the adjacency that the sampler implies.
+        adjacency: the adjacency of a release with noise: "add_remove", "replace_one" or "zero_out".
+            None means the adjacency that the sampler implies.  Chains of `upload` and
+            `private_grad` state their own.
         chunk: the number of clients that a device runs at the same time.  None means as many as fit
             into about 2 GiB, and fewer if the cohort size is random, because chunks without a
             client do not run.  On an accelerator the default depends on the rate of a Poisson
@@ -129,6 +130,14 @@ def _bind_chains(
         where = f"plan with sampling.{sampler.scheme}"
         checks.require_one_of(where, accepted, adjacency=adjacency)
         accepted = ("zero_out",)
+        private = any(mech.noisy(r.mechanism) for r in algorithm.all_releases)
+        if (private or mech.noisy(upload)) and not mech.noisy(release):
+            checks.fail(
+                "plan",
+                "a release with noise when adjacency is given",
+                f"adjacency={adjacency!r} and noise in {'private_grad' if private else 'upload'}",
+                f"Pass it to the chain that adds noise: jfl.chain(..., adjacency={adjacency!r}).",
+            )
     if release is None:
         release = chain(total(), divide(sampler.expected))
     for site, m in (("release", release), ("upload", upload)):

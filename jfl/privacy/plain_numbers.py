@@ -5,11 +5,13 @@ The commands `jfl epsilon` and `jfl calibrate` use this module as well.
 
 from typing import Any
 
+import numpy as np
+
 from ..core import checks
 from .accountants import events, samples, tightest
+from .mechanisms.chain import ADJACENCIES
 
 SAMPLERS = ("full", "without_replacement", "poisson")
-ADJACENCIES = ("add_remove", "replace_one")
 MAX_ROUNDS = 10**12
 # what a noise multiplier is under each adjacency, of noise with standard deviation sigma on a sum
 # of contributions with clip norm C
@@ -17,6 +19,7 @@ MEANINGS = {
     "add_remove": "Under add_remove the noise multiplier z is σ/C (sensitivity: the clip norm C).",
     "replace_one": "Under replace_one the noise multiplier z is σ/(2C) (sensitivity: twice the "
     "clip norm C).",
+    "zero_out": "Under zero_out the noise multiplier z is σ/C (sensitivity: the clip norm C).",
 }
 
 
@@ -39,7 +42,7 @@ def epsilon(
 
     Args:
         noise_multiplier: the standard deviation of the noise over the sensitivity: over the clip
-            norm under add_remove, over twice the clip norm under replace_one.
+            norm under add_remove and zero_out, over twice the clip norm under replace_one.
         noise_std: the standard deviation of the noise, with `clip_norm`, instead of the noise
             multiplier.
         clip_norm: the bound on the L2 norm of what one unit contributes to a release.
@@ -48,8 +51,8 @@ def epsilon(
         rounds: the number of noisy releases, each on a new sample.
         rate: the sampling rate, in (0, 1]; 1 with the sampler "full".
         delta: in (0, 1).
-        adjacency: "add_remove" or "replace_one".  None means add_remove for the sampler "poisson",
-            and replace_one for the others.
+        adjacency: "add_remove", "replace_one" or "zero_out".  None means add_remove for the sampler
+            "poisson", and replace_one for the others.
         sampler: "poisson"; "without_replacement", for samples of fixed size (not with add_remove);
             or "full", without sampling and therefore without amplification.
 
@@ -139,7 +142,7 @@ def multiplier(
         noise_std: as in `epsilon`.
         clip_norm: as in `epsilon`.
         mean_of: as in `epsilon`.
-        adjacency: "add_remove" or "replace_one"; it determines the sensitivity.
+        adjacency: as in `epsilon`; it determines the sensitivity.
 
     Raises:
         ArgumentError: unless either the noise multiplier is given, or both the standard deviation
@@ -157,7 +160,7 @@ def multiplier(
     mean_of = 1 if mean_of is None else mean_of
     checks.require_positive(where, single=True, noise_std=noise_std, clip_norm=clip_norm)
     checks.require_integer(where, mean_of=mean_of)
-    return noise_std * mean_of / (clip_norm if adjacency == "add_remove" else 2 * clip_norm)
+    return noise_std * mean_of / (2 * clip_norm if adjacency == "replace_one" else clip_norm)
 
 
 def adjacency_of(where: str, sampler: str, adjacency: str | None) -> str:
@@ -172,7 +175,7 @@ def adjacency_of(where: str, sampler: str, adjacency: str | None) -> str:
     if sampler == "without_replacement" and adjacency == "add_remove":
         checks.fail(
             where,
-            "adjacency 'replace_one' for the sampler 'without_replacement'",
+            "adjacency 'replace_one' or 'zero_out' for the sampler 'without_replacement'",
             "'add_remove'",
             "One element more changes who else is in a sample of a fixed size: use 'poisson'.",
         )
@@ -186,6 +189,8 @@ def sampled(sampler: str, adjacency: str, sample: Any, population: Any, release:
     """
     kind = "none" if sampler == "full" else sampler
     if sampler == "without_replacement" and population == 1:  # a rate instead of counts
+        if adjacency == "zero_out":
+            return events.ZeroedOut(*map(np.float64, (sample, 1.0, sample)), release)
         kind = "touched"
     numbers = samples.Sample(sample, population, 0.0, sample / population)
     return samples.EVENTS[kind][adjacency](numbers, release)

@@ -1,6 +1,7 @@
 """`jfl.audit`: what it shows never exceeds what is proved, and comes near; what is broken is
 found."""
 
+import dataclasses
 import math
 
 import jax
@@ -100,6 +101,11 @@ def test_noise_that_is_too_small_is_found(monkeypatch):
     assert found.contradicted and found.epsilon > 3 and "CONTRADICTED" in str(found)
     assert found.refuted and "claimed 2.5: REFUTED" in str(found)
     assert found.mu == pytest.approx(3, abs=0.2)
+    # A conditional guarantee that is exceeded is not a bug of jfl, but its condition is wrong.
+    conditional = dataclasses.replace(found.proved, status="conditional")
+    report = str(found._replace(contradicted=False, proved=conditional))
+    assert "> conditional 2.318 (gaussian_exact) at delta = 0.01: CONDITION REFUTED" in report
+    assert "CONDITION" not in str(found)
     # A reader of the report must learn what the proved epsilon does not cover.
     for caveat in found.proved.caveats:
         assert first_sentence(caveat) in str(found)

@@ -179,7 +179,7 @@ def test_a_cap_counts_the_joint_release(name, separation, rounds):
     """No pattern of `cap` participations moves the release of all rounds further."""
     made = strategy_of(name, separation=separation)
     sampler = groups(separation, 2) if separation > 1 else jfl.sampling.without_replacement(C, 4)
-    one = upload_plan(jfl.correlated(4.0, made), sampler, adjacency="zero_out")
+    one = upload_plan(jfl.correlated(4.0, made), sampler)
     asked = dict(unit="client", view="server")
     whole = jfl.guarantee(one, rounds, DELTA, **asked)
     assert whole.method.startswith("matrix_gaussian") and whole.status == "proved"

@@ -392,6 +392,12 @@ def levels_of(function):
         # noise on an upload hides what it holds, not who uploads
         (lambda: dict(upload=mean_of(1.0, adjacency="add_remove")), "upload.*'replace_one'"),
         (lambda: dict(weights=lambda r: jax.numpy.ones(3)), "one weight per client"),
+        # the adjacency of a plan is that of its release, and other noise would ignore it
+        (
+            lambda: in_steps(jfl.gaussian(1.0)) | dict(adjacency="zero_out"),
+            r"noise in private_grad.*jfl.chain\(..., adjacency='zero_out'\)",
+        ),
+        (lambda: dict(upload=mean_of(1.0), adjacency="zero_out"), "noise in upload"),
     ],
 )
 def test_plans_whose_noise_is_not_what_they_state_are_refused(options, match, fed, task):

@@ -20,6 +20,8 @@ NUMBERS = dict(rate=0.01, rounds=100, delta=1e-6)
         # for the same noise, z under replace_one is half of z under add_remove, and proves less
         ("replace_one", "poisson", events.replaced),
         ("replace_one", "without_replacement", events.touched),
+        ("zero_out", "poisson", events.poisson),
+        ("zero_out", "without_replacement", lambda rate, event: events.zeroed_out(1, 100, event)),
     ],
 )
 def test_epsilon_is_the_accountants(adjacency, sampler, step, renyi):
@@ -39,7 +41,7 @@ def test_full_participation_is_exact():
 
 
 def test_the_command_line_agrees_and_says_what_z_is(capsys):
-    for adjacency, meaning in (("add_remove", "σ/C "), ("replace_one", "σ/(2C) ")):
+    for adjacency, meaning in (("zero_out", "σ/C "), ("replace_one", "σ/(2C) ")):
         numbers = dict(sampler="full", rounds=100, adjacency=adjacency)
         words = f"--sampler full --rounds 100 --adjacency {adjacency}".split()
         assert main.main(["epsilon", "--noise-multiplier", "2", *words]) == 0
@@ -159,7 +161,7 @@ def test_claimed_and_proved_epsilon(capsys):
         (dict(rounds=0), "rounds"),
         (dict(delta=0.0), "delta"),
         (dict(noise_multiplier=0.0), "noise_multiplier"),
-        (dict(adjacency="zero_out"), "adjacency"),
+        (dict(adjacency="remove"), "adjacency"),
         (dict(sampler="full"), "rate=1"),
         (dict(sampler="without_replacement", adjacency="add_remove"), "use 'poisson'"),
     ],
