@@ -36,12 +36,12 @@ from .client import (
     context_shapes,
     describe_batches,
     describe_chain,
+    hides_state,
     judge_client,
     key_shape,
     params_shapes,
     row_shapes,
     shapes_key,
-    state_shapes,
 )
 from .flow import OPAQUE, contents
 from .trust import (
@@ -168,9 +168,8 @@ def judge_entries(plan: Plan, entries: list) -> list:
     held = _arrays_by_place(plan, traces)
     require_no_held_rows("jfl.guarantee", plan, held)
     findings = _judge_other_parts(plan, traces)
-    # Whether an upload depends on an undeclared state is not known without a trace.
-    keeps_state = jax.tree.leaves(state_shapes(plan)[1])
-    if not is_trusted(plan) or (keeps_state and not plan.algorithm.stateful):
+    # Only a trace shows whether an upload depends on a state that is not declared.
+    if not is_trusted(plan) or hides_state(plan):
         verdict = judge_client(plan)
         findings += Findings(verdict.example, verdict.client)
     assumed = constants_caveat(held)

@@ -125,6 +125,16 @@ def state_shapes(plan: Plan) -> tuple:
     return cached(name, lambda: jax.eval_shape(init, params_shapes(plan)))
 
 
+def hides_state(plan: Plan) -> bool:
+    """Return whether clients keep a state that the algorithm does not declare as `stateful`."""
+    if plan.algorithm.stateful:
+        return False
+    try:
+        return bool(jax.tree.leaves(state_shapes(plan)[1]))
+    except Exception:  # an algorithm that does not start cannot run
+        return False
+
+
 def context_shapes() -> Context:
     """Return the shapes of the numbers in a Context, of which the number of clients is static."""
     dtypes = (jnp.int32,) * 3 + (jnp.float32, jnp.int32, jnp.float32)
