@@ -1,7 +1,6 @@
 """`jfl.audit`: what it shows never exceeds what is proved, and comes near; what is broken is
 found."""
 
-import dataclasses
 import math
 
 import jax
@@ -102,7 +101,7 @@ def test_noise_that_is_too_small_is_found(monkeypatch):
     assert found.refuted and "claimed 2.5: REFUTED" in str(found)
     assert found.mu == pytest.approx(3, abs=0.2)
     # A conditional guarantee that is exceeded is not a bug of jfl, but its condition is wrong.
-    conditional = dataclasses.replace(found.proved, status="conditional")
+    conditional = found.proved._replace(status="conditional")
     report = str(found._replace(contradicted=False, proved=conditional))
     assert "> conditional 2.318 (gaussian_exact) at delta = 0.01: CONDITION REFUTED" in report
     assert "CONDITION" not in str(found)
