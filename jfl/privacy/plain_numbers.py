@@ -190,7 +190,8 @@ def sampled(sampler: str, adjacency: str, sample: Any, population: Any, release:
     kind = "none" if sampler == "full" else sampler
     if sampler == "without_replacement" and population == 1:  # a rate instead of counts
         if adjacency == "zero_out":
-            return events.ZeroedOut(*map(np.float64, (sample, 1.0, sample)), release)
+            rate = np.float64(sample)
+            return events.ZeroedOut(rate, np.float64(1.0), rate, release)
         kind = "touched"
     numbers = samples.Sample(sample, population, 0.0, sample / population)
     return samples.EVENTS[kind][adjacency](numbers, release)
