@@ -22,6 +22,7 @@ from ..runs import guarantee_rows, pictures, train
 from ..runs.build import build
 from ..runs.config import Config
 from . import console
+from .exits import Failed
 from .options import config_of, has_config, parse, parse_with_config, split_config_files
 
 NUM_CURVE_POINTS = 12
@@ -99,7 +100,9 @@ class Epsilon(Numbers):
         "default: on their sum",
     )
     claimed: float | None = field(
-        None, "epsilon that a paper or a tool claims for these numbers, to compare with"
+        None,
+        "epsilon that a paper or a tool claims for these numbers, to compare with; exit code 1 if "
+        "jfl does not prove it",
     )
 
 
@@ -141,7 +144,11 @@ class ConfigCalibrate(ConfigEpsilon):
 
 
 def epsilon(arguments: list[str]) -> None:
-    """Run `jfl epsilon`."""
+    """Run `jfl epsilon`.
+
+    Raises:
+        Failed: If the proved epsilon is above the claimed one; everything is printed nevertheless.
+    """
     command = _parsed(Epsilon, ConfigEpsilon, arguments, "jfl epsilon")
     if isinstance(command, Config):
         _show_plan("epsilon", *build(config_of(command)), command.plot)
@@ -321,7 +328,8 @@ def _sample(numbers: Numbers):
 
 
 def _show_claim(numbers: Numbers, claimed: float, proved: Guarantee, noise_multiplier: float):
-    """Print a claimed epsilon, the proved one, and what the claim needs."""
+    """Print a claimed epsilon, the proved one, and what the claim needs.  Raise `Failed` if the
+    claim is not proved."""
     text = "The claim holds for these numbers."
     if proved.epsilon > claimed:
         needed = tightest.solve_noise(lambda z: _event(numbers, z), claimed, numbers.delta)
@@ -344,6 +352,8 @@ def _show_claim(numbers: Numbers, claimed: float, proved: Guarantee, noise_multi
         [tuple(f"{v:.4g}" for v in (claimed, proved.epsilon, proved.epsilon / claimed))],
         text,
     )
+    if proved.epsilon > claimed:
+        raise Failed(f"expected a proved ε of at most {claimed:g}, but got {proved.epsilon:.4g}.")
 
 
 def _show_numbers(

@@ -781,6 +781,17 @@ def test_epsilon_and_calibrate_agree(capsys, args, unit, view, adjacency):
     assert float(row[1]) == pytest.approx(3, rel=1e-3)
 
 
+def test_a_claim_that_is_not_proved_exits_1(capsys):
+    of = "--noise-multiplier 2 --sampler full --rounds 1 --claimed"
+    proved = privacy_epsilon(noise_multiplier=2.0, sampler="full", rounds=1)
+    assert jfl("epsilon", of, proved * 1.01) == 0
+    held, told = capsys.readouterr()
+    assert "The claim holds" in held and not told
+    assert jfl("epsilon", of, proved * 0.99) == 1
+    shown, told = capsys.readouterr()
+    assert "do not prove the claim" in shown and f"but got {proved:.4g}" in told
+
+
 def test_local_steps_cost_a_client_nothing():
     """One release a round, whatever the client did before."""
     few, many = (accounting.Numbers(unit="client", rate=0.2, steps=steps) for steps in (1, 50))
