@@ -224,4 +224,5 @@ def parse_with_config(
 
 def config_of(command) -> Config:
     """Return the `Config` that consists of a command's flags."""
-    return Config(**{name: getattr(command, name) for name in configs.FIELDS})
+    values = {name: getattr(command, name) for name in configs.FIELDS}
+    return Config(**values | dict(data=configs.coerce("data", command.data, "--data")))

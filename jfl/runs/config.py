@@ -8,6 +8,7 @@ or model.  The options of each algorithm, sampler, ... are read from its signatu
 import dataclasses
 import difflib
 import functools
+import os
 import tomllib
 import typing
 from collections.abc import Callable
@@ -515,7 +516,7 @@ def dump(values: dict, comment: str = "") -> str:
 
 
 def coerce(name: str, value, where: str):
-    """Convert a value to the type of a field, without rounding.
+    """Convert a value to the type of a field, without rounding; make the path `data` absolute.
 
     Args:
         name: the name of the field.
@@ -548,7 +549,9 @@ def coerce(name: str, value, where: str):
     if typing.get_origin(kind) is tuple and not isinstance(plain, list | tuple):
         plain = [plain]
     try:
-        return msgspec.convert(plain, kind)
+        converted = msgspec.convert(plain, kind)
+        # Absolute, because a run may be resumed or loaded in another working directory.
+        return os.path.abspath(str(converted)) if name == "data" and converted else converted
     except msgspec.ValidationError:
         words = " (true or false)" if kind is bool else " (or none)" if optional else ""
         shown = FIELDS[name].type

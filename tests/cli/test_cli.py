@@ -419,6 +419,22 @@ def test_rows_of_a_file_are_those_of_their_owners(ending, tmp_path, capsys, no_p
     assert "clients" in capsys.readouterr().err
 
 
+def test_a_run_finds_its_data_from_another_directory(tmp_path, monkeypatch, no_programs):
+    (tmp_path / "elsewhere").mkdir()
+    for folder in (tmp_path, tmp_path / "elsewhere"):  # other rows in a file of the same name
+        rows = np.random.default_rng(len(folder.name)).normal(size=(40, 2))
+        np.savez(folder / "rows.npz", x=rows, y=np.arange(40) % 2, owner=np.arange(40) // 20)
+    flags = "--model logistic --batch 4 --rounds 1 --out", tmp_path / "run"
+    monkeypatch.chdir(tmp_path)
+    assert jfl("train", "--data rows.npz", *flags) == 0
+    axis = commands._axes(("data=rows.npz,",))
+    monkeypatch.chdir("elsewhere")
+    again = "train", "--config", tmp_path / "run" / "config.toml", "--resume --rounds 2 --out"
+    assert jfl(*again, tmp_path / "run") == 0
+    assert summary(tmp_path / "run")[0]["config"]["data"] == str(tmp_path / "rows.npz")
+    assert axis == dict(data=[str(tmp_path / "rows.npz")])
+
+
 def test_help_is_short_and_in_sections(capsys):
     told = {name for text in options.SECTIONS.values() for name in text.split()} - {"|"}
     assert {f.name for f in dataclasses.fields(config.Experiment)} <= told <= {*config.FIELDS}
