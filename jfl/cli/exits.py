@@ -1,19 +1,26 @@
 """The exit codes of commands, and one-line messages for errors."""
 
+import contextlib
 import os
+import signal
 import sys
+import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 
 import jax
 
 from ..core.errors import ArgumentError, HealthError
 
-OK, FAILED, USAGE, UNHEALTHY, INTERRUPTED = 0, 1, 2, 3, 130
+OK, FAILED, USAGE, UNHEALTHY, INTERRUPTED, TERMINATED = 0, 1, 2, 3, 130, 143
 
 
 class Failed(Exception):
     """Raised by a command that ran to its end, but whose check failed; the message says why."""
+
+
+class Terminated(KeyboardInterrupt):
+    """Raised at SIGTERM, so that a command ends as after Ctrl-C."""
 
 
 def run(program: str, work: Callable[[], object], debug: bool = False) -> int:
@@ -29,11 +36,12 @@ def run(program: str, work: Callable[[], object], debug: bool = False) -> int:
 
     Returns:
         0 for success, 1 for a failed check or if nobody reads the output, 2 for wrong usage or a
-        wrong config, 3 for a run stopped by Health, 130 for an interruption.
+        wrong config, 3 for a run stopped by Health, 130 for an interruption, 143 for SIGTERM.
     """
     try:
         try:
-            work()
+            with _raise_at_sigterm():
+                work()
         finally:
             sys.stdout.flush()
         return OK
@@ -51,12 +59,37 @@ def run(program: str, work: Callable[[], object], debug: bool = False) -> int:
     except (ArgumentError, OSError) as error:
         words = str(error).removeprefix("jfl: ").removeprefix(f"{program}: ")
         _say(f"{program}: {words}", debug)
-        if jax.distributed.is_initialized():  # do not wait for processes that are gone
-            os._exit(USAGE)
-        return USAGE
+        return _leave(USAGE)
     except KeyboardInterrupt as stop:  # its message says what was kept
-        _say(f"{program}: interrupted. {stop}".rstrip(), debug)
-        return INTERRUPTED
+        ended, code = "interrupted", INTERRUPTED
+        if isinstance(stop, Terminated):
+            ended, code = "terminated", TERMINATED
+        _say(f"{program}: {ended}. {stop}".rstrip(), debug)
+        return _leave(code)
+
+
+@contextlib.contextmanager
+def _raise_at_sigterm() -> Generator[None]:
+    """Raise `Terminated` at SIGTERM, with which schedulers end a process."""
+    if threading.current_thread() is not threading.main_thread():  # only it may set handlers
+        yield
+        return
+
+    def stop(*_):
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
+
+
+def _leave(code: int) -> int:
+    """Return the exit code, or end one of several processes, which must not wait for lost ones."""
+    if jax.distributed.is_initialized():
+        os._exit(code)
+    return code
 
 
 def _say(line, debug):

@@ -17,7 +17,7 @@ def main(argv: list[str] | None = None) -> int:
     Returns:
         The exit code: 0 for success, 1 for an audit above the proved epsilon or a claim that is not
         proved, 2 for wrong usage or a wrong config, 3 for a run stopped by Health, 130 for an
-        interruption.
+        interruption, 143 for SIGTERM.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in words

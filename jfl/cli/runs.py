@@ -140,6 +140,7 @@ def _mesh(command):
             "both",
             "Several processes use all their devices.",
         )
+    jax.config.update("jax_enable_preemption_service", False)  # it would catch SIGTERM
     mesh.connect(
         None if command.coordinator == "auto" else command.coordinator,
         command.processes,
@@ -280,11 +281,11 @@ def _kept(out: Path, begun: str, count: Callable[[], str]):
     """
     try:
         yield
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         if not (out / begun).exists():
             text = f"Nothing was computed yet, and nothing is kept in {out}: run the same command "
-            raise KeyboardInterrupt(f"{text}again.") from None
-        raise KeyboardInterrupt(
+            raise type(stop)(f"{text}again.") from None
+        raise type(stop)(
             f"Kept in {out}: {count()}. Continue with the same command and --resume."
         ) from None
 

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import runpy
+import signal
 import sys
 import tomllib
 
@@ -349,6 +350,23 @@ def test_an_interrupted_run_says_how_it_goes_on(trained, tmp_path, capsys, monke
     assert "interrupted. Kept in" in said and kept in said and "Traceback" not in said
     assert not (tmp_path / "the run" / "summary.json").exists()
     assert jfl(*command, "--resume") == 0 and table(tmp_path / "the run") == table(trained)
+
+
+def test_sigterm_ends_a_run_as_ctrl_c_does(tmp_path, capsys, monkeypatch, no_programs):
+    handler, simulate, done = signal.getsignal(signal.SIGTERM), train.simulate, []
+
+    def terminated_after_one(*args, **options):
+        if done:
+            assert callable(signal.getsignal(signal.SIGTERM))  # else it would end pytest
+            signal.raise_signal(signal.SIGTERM)
+        done.append(1)
+        return simulate(*args, **options)
+
+    monkeypatch.setattr(train, "simulate", terminated_after_one)
+    assert jfl("train", *TINY, "--out", tmp_path) == 143
+    words = f"terminated. Kept in {tmp_path}: rounds up to 2. Continue with the same command"
+    assert words in capsys.readouterr().err and done == [1]
+    assert signal.getsignal(signal.SIGTERM) == handler
 
 
 def test_an_interrupted_sweep_says_how_it_goes_on(tmp_path, capsys, monkeypatch, no_programs):

@@ -106,8 +106,10 @@ def metrics(out):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("victim, then", [(1, 1), (0, 4)])
-def test_a_killed_process_stops_the_others_and_the_run_goes_on(victim, then, tmp_path):
+@pytest.mark.parametrize(
+    "victim, then, how", [(1, 1, signal.SIGKILL), (0, 4, signal.SIGKILL), (0, 1, signal.SIGTERM)]
+)
+def test_a_killed_process_stops_the_others_and_the_run_goes_on(victim, then, how, tmp_path):
     """The other processes stop with a clear message, and the run resumes from its checkpoint, also
     with another number of processes if nothing was released since."""
     straight, out = tmp_path / "straight", tmp_path / "run"
@@ -119,8 +121,11 @@ def test_a_killed_process_stops_the_others_and_the_run_goes_on(victim, then, tmp
     while len(kept()) < 2:
         assert time.monotonic() < deadline and all(p.poll() is None for p in processes)
         time.sleep(0.05)
-    os.killpg(processes[victim].pid, signal.SIGKILL)
+    os.killpg(processes[victim].pid, how)
     killed = time.monotonic()
+    if how == signal.SIGTERM:
+        _, error, code = ended([processes[victim]], 100)[0]
+        assert code == 143 and "terminated. Kept in" in error, error[-2000:]
     _, error, code = ended([processes[1 - victim]], 100)[0]
     assert code != 0 and time.monotonic() - killed < 60
     assert "gone" in error and "--resume" in error and "Traceback" not in error, error[-2000:]
