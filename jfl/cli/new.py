@@ -1,8 +1,10 @@
 """The command `jfl new KIND NAME`: write an algorithm or a small project, ready to run."""
 
 import dataclasses
+import importlib.util
 import itertools
 import keyword
+import sys
 from pathlib import Path
 
 from ..core import checks
@@ -38,7 +40,8 @@ def new(arguments: list[str]) -> None:
         checks.fail("jfl new", "algorithm NAME or project NAME", " ".join(words) or "nothing")
     kind, name = words
     if not name.isidentifier() or keyword.iskeyword(name) or name != name.lower():
-        checks.fail(f"jfl new {kind}", "a name of Python, such as fedmine", repr(name))
+        need = "a lower-case identifier that is not a keyword of Python, such as fedmine"
+        checks.fail(f"jfl new {kind}", need, repr(name))
     out = command.out / name if kind == "project" else command.out
     files = {
         template.name.removesuffix(".txt").replace("NAME", name): template
@@ -51,6 +54,14 @@ def new(arguments: list[str]) -> None:
             "files that do not exist yet",
             ", ".join(str(out / file) for file in existing),
             "Choose another name or --out: nothing is overwritten.",
+        )
+    spec = None if name in sys.modules else importlib.util.find_spec(name)
+    if name in sys.modules or (spec is not None and spec.origin):  # else a folder without modules
+        checks.fail(
+            f"jfl new {kind}",
+            "a name that no installed module has",
+            repr(name),
+            "The new files would hide that module: choose another name.",
         )
     out.mkdir(parents=True, exist_ok=True)
     for file, template in files.items():

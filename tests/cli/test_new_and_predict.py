@@ -269,10 +269,13 @@ def test_a_new_project_has_all_of_its_parts(tmp_path, capsys):
         ([], "algorithm NAME"),
         (["dataset", "mine"], "algorithm NAME"),
         (["project"], "project NAME"),
-        (["project", "my-digits"], "a name of Python"),
-        (["algorithm", "class"], "a name of Python"),
-        (["algorithm", "fed-mine"], "a name of Python"),
-        (["algorithm", "FedMine"], "a name of Python"),
+        (["project", "my-digits"], "a lower-case identifier"),
+        (["algorithm", "class"], "a lower-case identifier"),
+        (["algorithm", "fed-mine"], "a lower-case identifier"),
+        (["algorithm", "FedMine"], "a lower-case identifier"),
+        (["algorithm", "optax"], "hide that module"),
+        (["project", "wave"], "hide that module"),  # of the standard library, not imported here
+        (["project", "__main__"], "hide that module"),
     ],
 )
 def test_new_needs_a_kind_and_a_name(words, message, tmp_path, capsys):
