@@ -44,6 +44,7 @@ from .ledger.entry import Entry, events_of, levels_of, lost_of
 RESERVED = 0.01  # the share of delta that pays for overflows and for the finite range of the noise
 ROUNDING = 1e-9  # a limit is smaller by this factor, so that rounding errs on the conservative side
 MAX_ORDER = 1e6
+FIRST_ROUNDS = 1000  # `max_rounds` considers more rounds only if these fit
 WHERE = "jfl.budget"
 
 
@@ -104,8 +105,15 @@ class Budget:
                 noise is correlated over rounds or clients participate in rotation; or for noise
                 that is not Gaussian in a GDP filter.
         """
-        _, after = self._costs(plan, rounds)
-        return bisect.bisect_left(range(1, int(rounds) + 1), True, key=lambda n: after(n) is None)
+        checks.require_integer(WHERE, max_value=ledger.MAX_ROUNDS, rounds=rounds)
+        number = min(int(rounds), FIRST_ROUNDS)
+        _, after = self._costs(plan, number)
+        while (
+            number < rounds and after(number) is not None
+        ):  # costs grow with the rounds of a schedule
+            number = min(8 * number, int(rounds))
+            _, after = self._costs(plan, number)
+        return bisect.bisect_left(range(1, number + 1), True, key=lambda n: after(n) is None)
 
     def spend(self, plan: Plan, rounds: int) -> "Budget":
         """Return the budget after `rounds` more rounds of a plan.
@@ -171,7 +179,7 @@ class Budget:
         """Return the ledger entry of the next rounds of a plan; and a function that returns the
         fields `spent` and `lost` after n of these rounds, or None if they exceed the budget."""
         entry = _entry(plan, rounds, self.unit, self.view, self.adjacency, first=self.rounds)
-        total = _losses(entry, int(rounds), np.full(rdp_events.BLOCK, self.order or 2.0))
+        total = _losses(entry, int(rounds), np.array([self.order or 2.0]))
         column = -1 if self.order is None else 0
         if not np.isfinite(total(1)[column]):
             checks.fail(
@@ -184,12 +192,12 @@ class Budget:
         overflow = entry.overflow * (1 + math.exp(min(self.epsilon, 700.0)))
 
         def after(n: int) -> tuple[float, float] | None:
+            spent = self.spent + float(total(n)[column])
+            if spent > self.limit:
+                return None
             missed = lost_of(entry, np.array([n]), self.delta)[0]
-            spent, lost = (
-                self.spent + float(total(n)[column]),
-                self.lost + float(missed + overflow * n),
-            )
-            return (spent, lost) if spent <= self.limit and lost <= RESERVED * self.delta else None
+            lost = self.lost + float(missed + overflow * n)
+            return (spent, lost) if lost <= RESERVED * self.delta else None
 
         return entry, after
 
@@ -255,7 +263,7 @@ def budget(
     left = delta * (1 - RESERVED)
 
     # rdp.convert, solved for the divergence; and the limit of the GDP filter
-    orders = rdp_events.MANY_ORDERS if order is None else np.full(rdp_events.BLOCK, float(order))
+    orders = rdp_events.MANY_ORDERS if order is None else np.array([float(order)])
     with np.errstate(all="ignore"):  # orders that are rejected below
         limits = epsilon - np.log1p(-1 / orders) + (math.log(left) + np.log(orders)) / (orders - 1)
     z = math.inf if order else tightest.solve_noise(events.gaussian, float(epsilon), left)

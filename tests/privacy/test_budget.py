@@ -15,7 +15,7 @@ from jfl.core.errors import ArgumentError, NotAnalysable
 from jfl.core.records import Fn
 from jfl.privacy import budget as budgets
 from jfl.privacy import guarantees
-from jfl.privacy.accountants import truncation
+from jfl.privacy.accountants import events, rdp_events, truncation
 from jfl.privacy.ledger.caveats import ADAPTIVE, PLANNED
 from jfl.privacy.ledger.entry import shifts_of
 from jfl.privacy.mechanisms import chain as mech
@@ -162,6 +162,33 @@ def test_rounds_of_a_schedule_continue_where_they_ended():
     limit = dataclasses.replace(fresh, limit=(sums[6] + sums[7]) / 2)
     assert limit.max_rounds(plan, 12) == 7
     assert limit.spend(plan, 4).max_rounds(plan, 8) == 3
+
+
+def test_rounds_that_do_not_fit_are_not_evaluated(monkeypatch):
+    """A schedule is evaluated in Python, once per round."""
+    asked, entry = [], budgets._entry
+    noted = lambda plan, rounds, *args, **more: (
+        asked.append(rounds) or entry(plan, rounds, *args, **more)
+    )
+    plan = full_plan(1.0, rows=NOISY(std=Fn(lambda r: 25.0 + 0.1 * jax.numpy.float32(r))))
+    fresh = jfl.budget(plan, epsilon=2.0)
+    monkeypatch.setattr(budgets, "_entry", noted)
+    monkeypatch.setattr(budgets, "FIRST_ROUNDS", 50)
+    number = fresh.max_rounds(plan, 10**6)
+    assert asked == [50, 400] and number > 50
+    z = mech.multipliers(plan.algorithm.releases[0].mechanism, number + 1, CLIENTS)[:, 0]
+    sums = np.cumsum(STEPS / np.float64(z) ** 2)
+    assert sums[number - 1] <= fresh.limit < sums[number]
+
+
+@pytest.mark.parametrize("rate", [None, 0.1])
+def test_one_order_gives_the_curve_of_that_order(rate):
+    """Also of so many levels that one compiled program computes them."""
+    release = events.gaussian(np.linspace(1.0, 3.0, 40))
+    event = release if rate is None else events.poisson(rate, release)
+    curves = rdp_events.level_curves(event, rdp_events.ORDERS, 40)
+    one = rdp_events.level_curves(event, rdp_events.ORDERS[70:71], 40)
+    np.testing.assert_allclose(one[:, 0], curves[:, 70], rtol=1e-13)
 
 
 def test_the_worst_client_counts():

@@ -365,7 +365,7 @@ def level_curves(event: Any, orders: np.ndarray, parts: int | None = None) -> np
     Args:
         event: an event without draws with replacement (see `with_multiplicities`); for a Series,
             the event inside it.
-        orders: Float64[n] > 1, where n is a multiple of BLOCK.
+        orders: Float64[n] > 1, where n is less than BLOCK or a multiple of it.
         parts: the number of parts of the Series; None if the event is not one.
     """
     leaves, shape = jax.tree.flatten(event)
@@ -398,7 +398,8 @@ def _many_curves(each, orders):
     padded = [*each, *each[:1] * (number - len(each))]
     with in_float64():
         stacked, orders = _as_float64((_stack_events(padded), orders))
-        blocks = [np.asarray(_map_curve_jit(stacked, block)) for block in orders.reshape(-1, BLOCK)]
+        orders = orders.reshape(-1, min(BLOCK, len(orders)))
+        blocks = [np.asarray(_map_curve_jit(stacked, block)) for block in orders]
     return np.concatenate(blocks, axis=1)[: len(each)]
 
 
