@@ -333,7 +333,7 @@ def simulate(
                 init = init_run_jit if plan.fed.host is None else host_feed.init_population_run
                 run = init(key, plan, words, identity.initial_history(plan))
             run, words = _enter_plan_on_host(run, words)
-            started = _copy_params(run, plan, mesh)
+            started = _starting_params(run, start, plan, mesh)
             if plan.fed.host is not None:
                 run, metrics = _simulate_population(run, plan, counts, words, watch)
             else:
@@ -363,10 +363,16 @@ def simulate(
     return Output(run, metrics, params, budget)
 
 
-def _copy_params(run: Run, plan: Plan, mesh: Any) -> list[np.ndarray]:
-    """Copy the parameters of a run to the host; return [] if they cannot be read here."""
+def _starting_params(run: Run, start: Run | None, plan: Plan, mesh: Any) -> list:
+    """Return the parameters before the first round; [] if they cannot be read here.
+
+    The program donates those of a new run, so they are copied to the host.  Those of `start` are
+    not donated.
+    """
     if meshes.spans_all_processes(mesh) or not checks.is_concrete(run.server):
         return []
+    if start is not None:
+        return jax.tree.leaves(plan.algorithm.params(start.server))
     return [np.array(leaf) for leaf in jax.tree.leaves(plan.algorithm.params(run.server))]
 
 

@@ -84,8 +84,26 @@ def frozen_server(lr):
 
 
 def test_a_run_that_changes_no_parameter_is_reported():
+    plan = plan_of(loss, output, server_optimizer=frozen_server)
     with pytest.warns(RuntimeWarning, match="no parameter changed in 3 rounds, although updates"):
-        jfl.simulate(jax.random.key(0), plan_of(loss, output, server_optimizer=frozen_server), 3)
+        start = jfl.simulate(jax.random.key(0), plan, 3).run
+    with pytest.warns(RuntimeWarning, match="no parameter changed in 2 rounds, although updates"):
+        jfl.simulate(jax.random.key(0), plan, 2, start=start)
+
+
+def test_only_the_parameters_of_a_new_run_are_copied(monkeypatch):
+    copies, copy = [], np.array
+    plan = plan_of(loss, output)
+    start = jfl.simulate(jax.random.key(0), plan, 1).run
+    monkeypatch.setattr(
+        np, "array", lambda x, *a, **k: copies.append(np.shape(x)) or copy(x, *a, **k)
+    )
+    jfl.simulate(jax.random.key(0), plan, 1)
+    shapes = [np.shape(leaf) for leaf in jax.tree.leaves(start.server)]
+    assert all(copies.count(shape) for shape in shapes)
+    copies.clear()
+    jfl.simulate(jax.random.key(0), plan, 1, start=start)
+    assert not any(copies.count(shape) for shape in shapes)
 
 
 def test_parameters_move_by_what_is_released():
