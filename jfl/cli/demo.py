@@ -69,7 +69,7 @@ def demo(arguments: list[str]) -> None:
             for run in sweeps.shown_runs(points, lines):
                 budget = f", ε = {run.guarantee['epsilon']:.3g}" if run.guarantee else ""
                 named = dataclasses.replace(run.record, name=f"{name}{budget}", point={})
-                runs.append(run._replace(record=named))
+                runs.append(run._replace(record=named, name=name))
             bar.update(task, advance=1, note="done")
     seconds, compiled = stopwatch.read()
     out.mkdir(parents=True, exist_ok=True)

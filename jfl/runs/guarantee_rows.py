@@ -102,8 +102,12 @@ def label(guarantee: dict | None) -> str:
     """
     if guarantee is None:
         return "no privacy"
-    view = VIEWS[guarantee["view"]]
-    return f"ε = {guarantee['epsilon']:.3g} ({guarantee['unit']}, {view})"
+    return f"ε = {guarantee['epsilon']:.3g} ({promise(guarantee)})"
+
+
+def promise(guarantee: dict | None) -> str:
+    """Return the unit and the view of a guarantee; "" for None."""
+    return "" if guarantee is None else f"{guarantee['unit']}, {VIEWS[guarantee['view']]}"
 
 
 def claim(guarantee: dict) -> str:

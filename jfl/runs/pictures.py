@@ -53,23 +53,21 @@ def draw_accuracy(path: Path, groups: list[dict], title: str) -> None:
     Args:
         path: the file to write.
         groups: dicts with name, point (the values of the fields that a sweep varies), privacy (the
-            label of the guarantee), round [E], accuracy [seeds, E], and epsilon (None: no
-            guarantee).
+            label of the guarantee), promise (its unit and view; "" without one), round [E],
+            accuracy [seeds, E], and epsilon (None: no guarantee).
         title: the title of the picture.
     """
     if len(groups) > MAX_DRAWN_SETTINGS:
         title += f" (the first {MAX_DRAWN_SETTINGS} of {len(groups)} settings)"
         groups = groups[:MAX_DRAWN_SETTINGS]
     field, panels, lines = _divide(groups), {}, {}
-    promises = {g["privacy"].partition(" (")[2].removesuffix(")") for g in groups} - {""}
+    promises = {g["promise"] for g in groups} - {""}
     for g in groups:
         panels.setdefault(g["point"].get(field), []).append(g)
-        epsilon, _, promise = g["privacy"].partition(" (")
-        name = g["name"].removesuffix(f", {epsilon}")
-        words = " ".join(f"{k}={v}" for k, v in g["point"].items() if k != field) or name
+        words = " ".join(f"{k}={v}" for k, v in g["point"].items() if k != field) or g["name"]
         g["line"] = words if field else f"{words}, {g['privacy']}"
-        if field and len(promises) > 1 and promise:
-            g["line"] += f" ({promise}"
+        if field and len(promises) > 1 and g["promise"]:
+            g["line"] += f" ({g['promise']})"
         lines.setdefault(g["line"], len(lines))
     # Two plots in a column can be read on a narrow screen.
     columns = 2 if field else 1

@@ -214,11 +214,13 @@ class ShownRun(NamedTuple):
         record: the record of the run.
         epsilons: epsilon at each evaluation; None without a guarantee.
         guarantee: the guarantee in the legend; None without one.
+        name: the name in the legend, before the guarantee; "" for that of the record.
     """
 
     record: RunRecord
     epsilons: Any
     guarantee: dict | None
+    name: str = ""
 
 
 def save_results(
@@ -230,13 +232,14 @@ def save_results(
         The entries of summary.json.
     """
     groups, table = {}, []
-    for record, epsilons, guarantee in runs:
+    for record, epsilons, guarantee, name in runs:
         table += record.rows(epsilons, guarantee)
         if not record.failed and record.history.get("accuracy"):
             group = dict(
-                name=record.name,
+                name=name or record.name,
                 point=record.point,
                 privacy=guarantee_rows.label(guarantee),
+                promise=guarantee_rows.promise(guarantee),
                 round=record.history["round"],
                 accuracy=[],
                 epsilon=guarantee and guarantee["epsilon"],

@@ -15,7 +15,7 @@ import pytest
 from helpers import pretended
 from helpers.report_pages import strict_json
 
-from jfl.cli import accounting, console, main, options
+from jfl.cli import accounting, console, demo, main, options
 from jfl.cli import runs as commands
 from jfl.core.options import field
 from jfl.privacy import guarantees
@@ -762,8 +762,10 @@ def test_algorithms_are_compared_with_what_some_of_them_need(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_small_demo(tmp_path, capsys):
-    out, other = tmp_path / "demo", tmp_path / "other"
+def test_a_small_demo(tmp_path, capsys, monkeypatch):
+    out, other, legend = tmp_path / "demo", tmp_path / "other", []
+    drawn = lambda path, groups, title: legend.extend(groups) or path.write_bytes(BLANK)
+    monkeypatch.setattr(pictures, "draw_accuracy", drawn)
     command = ["demo", "--rounds", 2, "--seeds", 2, "--out", out]
     assert jfl(*command) == 0
     runs = summary(out)
@@ -774,6 +776,8 @@ def test_a_small_demo(tmp_path, capsys):
     last = {r["name"]: r["epsilon"] for r in table(out) if r["round"] == "2"}
     assert {name: float(e) if e else None for name, e in last.items()} == worth
     assert (out / "demo.png").read_bytes().startswith(b"\x89PNG")
+    assert len(legend) == 5 and {g["name"] for g in legend} == {*demo.PARTS}
+    assert all(f"{g['epsilon']:.3g}" in g["privacy"] for g in legend if g["epsilon"])
     shown = capsys.readouterr().out
     assert all(word in shown for word in "ε unit adjacency view δ seconds ± client".split())
     (out / "report.md").write_bytes(record.PAGES[".md"] + b"of the first")

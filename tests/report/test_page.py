@@ -436,7 +436,7 @@ def test_an_epsilon_of_nothing_has_a_place(epsilons, tmp_path):
     assert (np.diff(at) > 0.01).all() and 0.01 < at[0] and at[-1] < 0.99
     told = {t.get_text() for t in ax.get_xticklabels()}
     assert ("0" in told) == (epsilons[0] == 0) and len(told) > 1 - (max(epsilons) == 0)
-    label = dict(name="a", point={}, privacy="")
+    label = dict(name="a", point={}, privacy="", promise="")
     groups = [label | dict(round=[1, 2], accuracy=[[0.2, 0.3]], epsilon=e) for e in epsilons]
     pictures.draw_accuracy(tmp_path / "p.png", groups, "")
     assert (tmp_path / "p.png").stat().st_size > 5000

@@ -108,7 +108,7 @@ def test_a_picture_of_many_settings_is_divided_and_has_its_legend_beside_it(monk
     monkeypatch.setattr(pictures, "_save", lambda figure, path: figures.append(figure))
 
     def drawn(*points):
-        seen = dict(privacy="ε = 1", round=[1, 2], accuracy=[[0.2, 0.3]], epsilon=1.0)
+        seen = dict(privacy="ε = 1", promise="", round=[1, 2], accuracy=[[0.2, 0.3]], epsilon=1.0)
         pictures.draw_accuracy(None, [seen | dict(name="", point=p) for p in points], "")
         (legend,) = figures[-1].legends
         looks = {(h.get_color(), h.get_linestyle()) for h in legend.get_lines()}
