@@ -68,7 +68,7 @@ def trainable(
     """
     checks.require_type(where, Task, "jfl.models or jfl.task", task=task)
     shapes = pytrees.by_path(jax.eval_shape(task.init, jax.random.key(0)))
-    pretrained = _by_path(where, shapes, params)
+    pretrained = pretrained_by_path(where, shapes, params)
     if which is None:
         return _start_from(task, pretrained)
     names = matching(where, "a part to train", which, shapes)
@@ -151,7 +151,7 @@ def matching(where: str, expected: str, which: Any, paths: Any) -> tuple[str, ..
     return names
 
 
-def _by_path(where, shapes, params) -> dict:
+def pretrained_by_path(where, shapes, params) -> dict:
     """Return pretrained arrays by path, in the dtypes of the task.
 
     Args:

@@ -83,7 +83,7 @@ def lora(
         )
     shapes = jax.eval_shape(task.init, jax.random.key(0))
     by_path = pytrees.by_path(shapes)
-    given = fine_tuning._by_path(where, by_path, params)
+    given = fine_tuning.pretrained_by_path(where, by_path, params)
     if missing := [path for path in by_path if path not in given]:
         checks.fail(
             where, "pretrained params for the whole model", f"none for {', '.join(missing[:6])}"
