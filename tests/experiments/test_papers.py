@@ -60,7 +60,6 @@ EVERY = chen_theory.Constants(100, 10, 5, 3.0, 1.3, 2.0, 0.1, 0.5, 0.2, 0.3, 10)
 PROBLEM = noble_theory.Problem(4.0, 0.125, 16, 2, 1600, 9.0, 1.0, 2.0, 4.0, 0.5)
 GOLDEN = [
     (lambda: chen_theory.theorem3_constant(EVERY, 0.99, 0.1), 31344.1157),
-    (lambda: li.amplify_simple(0.5, 1e-5, 0.1), (0.1, 1e-06)),
     (lambda: li.sensitivity_paper(5, 0.7, 0.04), 0.56),
     (lambda: li_theory.step_bound(2.0, 0.3, 0.4, 0.1, 0.5, 2.0, 0.7, 3, 0.2), 2.799),
     (
@@ -69,14 +68,6 @@ GOLDEN = [
         ),
         10.0,
     ),
-    (lambda: noble.sigma_required(0.5, 0.2, 0.1, 4, 25, 100, 1e-5), 1.16149258),
-    (lambda: noble.server_pair(0.5, 0.25, 100, 1e-5), (10.0, 2.5e-05)),
-    (
-        lambda: noble_theory.privacy_error(0.9, 1e-6, 1.5, 50, 400, 1000, 2.0, 0.1, 100),
-        0.000879314207,
-    ),
-    (lambda: noble_theory.proved_privacy_error(0.9, 1e-6, 1.5, 50, 400, 1000, 2.0), 0.0123897406),
-    (lambda: noble_theory.convex_error(PROBLEM, "dp_fedavg", 0.25), 0.335),
     (
         lambda: noble_bounds.proofs_lr(PROBLEM, "scaffold", noble_bounds.STRONG, 10**5),
         0.000149859046,
@@ -98,10 +89,7 @@ GOLDEN = [
         ),
         0.000440652649,
     ),
-    (lambda: ranaweera.abadi_sigma(0.01, 1e4, 2.0, 1e-5), 1.69653511),
-    (lambda: ranaweera.lemma2_sigma(1024, 0.01, 1e4, 2.0, 1e-5, c2=2.0), 1.38521511),
     (lambda: ranaweera_theory.dp_pl_step(PL, 5.0, 0.1, 3.0), 3.883),
-    (lambda: talaei.joint_epsilon(2.0, 0.8, 0.3, 0.6, 5, 2, 1e-3), 19.1823089),
     (lambda: talaei_theory.stationarity_bound(FALLS, 1.0, 10, 0.1, 3, extra=3.0), 7.56092006),
     (lambda: talaei_theory.pl_gap_bound(FALLS, 2.0, 10, 0.1, 3, 2.0), 0.23027333),
 ]

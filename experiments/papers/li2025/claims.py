@@ -47,22 +47,6 @@ def sigma(sensitivity, epsilon, delta) -> Checked:
     return checked(value, {"epsilon <= 1": e <= 1})
 
 
-@claim(
-    "Theorem 1",
-    "conditional",
-    "for epsilon <= 1; false for small rates above 1.2564, where e^epsilon - 1 = 2 epsilon",
-)
-def amplify_simple(epsilon, delta, rate) -> Checked:
-    """Return (min(2 rate epsilon, epsilon), rate delta), which is a gain only for rate < 1/2.
-
-    >>> round(float(amplify_simple(1.0, 1e-5, 0.1).value[0]), 9)
-    0.2
-    """
-    e, d, q = arrays(epsilon, delta, rate)
-    value = np.minimum(2 * q * e, e), q * d
-    return checked(value, {"epsilon <= 1": e <= 1})
-
-
 # --- sensitivity of a round
 
 

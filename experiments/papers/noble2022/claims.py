@@ -19,7 +19,7 @@ from jfl.privacy.accountants import rdp
 from jfl.privacy.accountants.tightest import smallest
 
 from .. import wang2019
-from ..claim import Checked, checked, claim
+from ..claim import claim
 
 ORDERS, GRID = (
     np.arange(2.0, 65.0),
@@ -185,40 +185,6 @@ def server_epsilon(sigma_g, data_ratio, local_updates, rounds, delta) -> float:
     """Return the paper's epsilon for the server: T K batches with a client's own noise."""
     whole = wang2019.crude(ORDERS, data_ratio, sigma_g)
     return float(np.min(rounds * local_updates * whole - np.log(delta) / (ORDERS - 1)))
-
-
-@claim(
-    "Theorem 4.1",
-    "unsound",
-    "1 / sqrt(M) needs one local step, sqrt(l) that a record is amplified like a user",
-)
-def sigma_required(epsilon, user_ratio, data_ratio, local_updates, rounds, users, delta) -> Checked:
-    """Return sigma_g = s sqrt(l T K log(2 T l / delta) log(2 / delta)) / (epsilon sqrt(M)), up to a
-    constant.
-
-    Assumption 1 is epsilon < 1 and sigma_g >= s sqrt(K / log(2 T l / delta)), with a constant of 1;
-    s = o(1) is not tested.
-    """
-    log = np.log(2 * rounds * user_ratio / delta)
-    spread = user_ratio * rounds * local_updates * log * np.log(2 / delta) / users
-    sigma_g = data_ratio * np.sqrt(spread) / epsilon
-    least = data_ratio * np.sqrt(local_updates / log)
-    conditions = {
-        "epsilon < 1": epsilon < 1,
-        "sigma_g >= s sqrt(K / log(2 T l / delta))": sigma_g >= least,
-    }
-    return checked(sigma_g, conditions)
-
-
-@claim(
-    "Theorem 4.1, server", "order", "composition at a client's own noise, which holds for K steps"
-)
-def server_pair(epsilon, user_ratio, users, delta):
-    """Return the (epsilon, delta) against the server at the sigma_g of `sigma_required`.
-
-    It is (epsilon sqrt(M / l), (delta / 2) (1 / l + 1)).
-    """
-    return epsilon * np.sqrt(users / user_ratio), delta / 2 * (1 / user_ratio + 1)
 
 
 # --- what is proved

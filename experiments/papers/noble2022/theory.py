@@ -205,42 +205,6 @@ def fedavg_local_lr(problem: Problem, server_lr=None):
     return 1 / (8 * (1 + p.dissimilarity_b**2) * p.smoothness * p.local_updates * lr)
 
 
-@claim(
-    "Theorem 4.2",
-    "unsound",
-    "it rests on the sigma_g of Theorem 4.1; proved_privacy_error is sqrt(8 M) times it",
-)
-def privacy_error(epsilon, delta, bound, dim, users, records, distance, user_ratio, rounds):
-    """Return the convex cost of privacy, D0 C sqrt(d log(T l / delta) log(1 / delta)) / (epsilon M
-    R), up to a constant."""
-    logs = np.log(rounds * user_ratio / delta) * np.log(1 / delta)
-    return distance * bound * np.sqrt(dim * logs) / (epsilon * users * records)
-
-
-@claim(
-    "Theorem 4.2",
-    "ours",
-    "leading order, for small s, of the noise that P1 asks for; others' noise is no gain",
-)
-def proved_privacy_error(epsilon, delta, bound, dim, users, records, distance):
-    """Return 2 sqrt(2) D0 C sqrt(d log(1 / delta)) / (epsilon R sqrt(M)): D0 Sigma_g / sqrt(T K l
-    M) at a proved sigma_g."""
-    spread = 8 * dim * np.log(1 / delta) / users
-    return distance * bound * np.sqrt(spread) / (epsilon * records)
-
-
-@claim("Theorem 4.2", "unsound", "its first term: see privacy_error")
-def convex_error(problem: Problem, algorithm: str, privacy):
-    """Return Theorem 4.2: the convex `scaffold_rate` or `fedavg_rate`, with `privacy` instead of
-    the cost of its noise."""
-    checks.require_one_of(
-        "noble2022.theory.convex_error", ("dp_scaffold", "dp_fedavg"), algorithm=algorithm
-    )
-    rate = scaffold_rate if algorithm == "dp_scaffold" else fedavg_rate
-    rest = rate(problem._replace(noise=0.0), "convex")
-    return rest._replace(value=rest.value + privacy)
-
-
 # --- one round of DP-SCAFFOLD
 
 

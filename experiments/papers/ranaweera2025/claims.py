@@ -68,27 +68,6 @@ def haar_coordinate_variance(m, sigma):
 # --- the printed calibration
 
 
-@claim(
-    "Lemma 2, after Abadi et al.",
-    "order",
-    "c2 is not given, and it holds for epsilon < c1 rate^2 steps only",
-)
-def abadi_sigma(rate, steps, epsilon, delta, c2=1.0):
-    """Return c2 rate sqrt(steps log(1 / delta)) / epsilon."""
-    rate, steps, epsilon, delta, c2 = arrays(rate, steps, epsilon, delta, c2)
-    return c2 * rate * (steps * -np.log(delta)) ** 0.5 / epsilon
-
-
-@claim(
-    "Lemma 2",
-    "unsound",
-    "lowers the noise by a bound on the variance of its sums: privacy needs the covariance",
-)
-def lemma2_sigma(m, rate, steps, epsilon, delta, c2=1.0):
-    """Return `abadi_sigma` times `lemma2_factor`: to reproduce what was run, never to calibrate."""
-    return abadi_sigma(rate, steps, epsilon, delta, c2) * lemma2_factor(m)
-
-
 def lemma2_factor(m):
     """Return sqrt(2 / (2 + log2 m)), by which Lemma 2 lowers the noise."""
     return lemma1_variance_bound(m, 1.0) ** -0.5

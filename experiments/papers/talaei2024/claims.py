@@ -225,7 +225,7 @@ def client_noise_std_sound(sensitivity, exposures, mu):
 @claim(
     "eq. (13), replaced",
     "ours",
-    "if only broadcasts are seen; `joint_epsilon` covers uploads too",
+    "if only broadcasts are seen",
 )
 def server_noise_std_sound(sensitivity, impact, client_std, rounds, mu):
     """Return the noise that is missing in the average for max(p sensitivity) sqrt(T) / mu per
@@ -273,31 +273,6 @@ def hidden_std(client_std, impact, server_std, known):
         aggregated_client_std((1 - np.asarray(known, float)) * client_std, impact) ** 2
         + server_std**2
     ) ** 0.5
-
-
-@claim(
-    "Theorem 1, both channels",
-    "ours",
-    "exact if all else in a broadcast depends on the client only through the past",
-)
-def joint_epsilon(sensitivity, client_std, impact, broadcast_std, rounds, exposures, delta):
-    """Return epsilon if all T broadcasts and, in R of these rounds, the upload are seen.
-
-    Args:
-        sensitivity: sensitivity of the client's upload.
-        client_std: noise of the client's upload.
-        impact: p of this client.
-        broadcast_std: `hidden_std` in the rounds whose upload is not seen.
-        rounds: T, broadcasts that are seen.
-        exposures: R, uploads of the client that are seen.
-        delta: in (0, 1).
-
-    A broadcast after a seen upload adds nothing: it is made from the upload and from what is
-    independent of the client, other clients' uploads and server noise.
-    """
-    unseen = rounds - exposures
-    squares = exposures / client_std**2 + unseen * (impact / broadcast_std) ** 2
-    return gaussian_epsilon(sensitivity * squares**0.5, delta)
 
 
 # --- parts
