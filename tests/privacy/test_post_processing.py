@@ -44,6 +44,12 @@ def test_post_processing_against_numpy(truth, most):
     np.testing.assert_allclose(signs, np.sign(plain))
 
 
+@pytest.mark.parametrize("size", [1, 2])
+def test_one_or_two_coordinates_are_not_shrunk(size):
+    plain, shrunk, *_ = map(np.asarray, released(jnp.full((4, size), 0.1)))
+    np.testing.assert_array_equal(shrunk, plain)
+
+
 def test_the_guarantee_does_not_change():
     posts = (jfl.james_stein(), jfl.clip_values(1.0), jfl.post_process(lambda v: v))
     plans = (plan_of(jfl.gaussian(1.0), jfl.divide(4), *more) for more in ((), posts))

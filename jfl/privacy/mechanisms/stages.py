@@ -881,7 +881,7 @@ def _james_stein(value: Tree, after: After) -> tuple[Tree, After]:
     leaves = jax.tree.leaves(value)
     dimension = sum(x.size for x in leaves)
     squares = jnp.square(pytrees.norm(value))
-    noise = (dimension - 2) * jnp.square(after.std)
+    noise = max(dimension - 2, 0) * jnp.square(after.std)  # one coordinate must not grow
     kept = jnp.maximum(0.0, 1 - noise / jnp.maximum(squares, jnp.finfo(jnp.float32).tiny))
     return pytrees.scale(kept, value), after._replace(std=None)
 
@@ -892,7 +892,8 @@ def james_stein() -> Stage:
     The factor of a release v with d coordinates is max(0, 1 - (d - 2) sigma^2 / ||v||^2), where
     sigma is the standard deviation of the noise in a coordinate.  It removes the length that noise
     adds to v.  For d > 2 the expected squared error is smaller than that of v itself, whatever the
-    true value.  `jfl.wavelet.james_stein` does this separately in each band.
+    true value.  For d <= 2 the release stays unchanged.  `jfl.wavelet.james_stein` does this
+    separately in each band.
 
     Privacy:
         This is post-processing: sigma is a public constant of the mechanism.
