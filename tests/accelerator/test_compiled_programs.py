@@ -125,15 +125,13 @@ def test_eight_devices_add_up_once_a_round(compilers, case, target):
     assert row["round_collectives"] == {"all-reduce": 1}
 
 
-@pytest.mark.parametrize("of", ["cohort", "model"])
-def test_two_neighbours_share_a_block_of_the_cipher(of, tmp_path):
-    """A thread of a GPU makes four normals: of two blocks, 20 products each, and not of four.  Only
-    PTX shows it, because LLVM finds the same block, not XLA.  Blocks are not written to memory."""
+def kernels_of_update(of, folder) -> tuple[list[str], int]:
+    """The PTX of each kernel of a private update, and its bytes of temporary memory."""
     try:
         aot.check_compiler("h200")
     except aot.MissingCompiler as error:
         pytest.skip(f"NOTHING WAS COMPILED. {error}")
-    flags = f"--xla_dump_to={tmp_path}"
+    flags = f"--xla_dump_to={folder}"
     if jax.__version_info__ >= (0, 11):  # XLA ends a process whose flags it does not know
         flags += " --xla_dump_emitter_re=.*"
     environment = {k: v for k, v in os.environ.items() if k not in OTHERS} | dict(
@@ -144,12 +142,27 @@ def test_two_neighbours_share_a_block_of_the_cipher(of, tmp_path):
     assert done.returncode == 0, done.stderr[-2000:]
     kernels = [
         kernel
-        for file in tmp_path.glob("*.ptx")
+        for file in folder.glob("*.ptx")
         for kernel in re.split(r"(?=\.visible \.entry)", file.read_text())[1:]
     ]
+    return kernels, int(done.stdout)
+
+
+@pytest.mark.parametrize("of", ["cohort", "model"])
+def test_two_neighbours_share_a_block_of_the_cipher(of, tmp_path):
+    """A thread of a GPU makes four normals: of two blocks, 20 products each, and not of four.  Only
+    PTX shows it, because LLVM finds the same block, not XLA.  Blocks are not written to memory."""
+    kernels, temporary = kernels_of_update(of, tmp_path)
     products = max(kernel.count("mul.hi.u32") for kernel in kernels)
     assert 30 < products <= 42  # 39; of four blocks, 75
-    assert int(done.stdout) < 4096
+    assert temporary < 4096
+
+
+def test_a_small_layer_is_summed_and_updated_by_one_kernel(tmp_path):
+    """A matrix product would be a kernel of its own, which writes the sum to memory."""
+    kernels, temporary = kernels_of_update("layer", tmp_path)
+    assert len(kernels) == 1
+    assert temporary < 4096
 
 
 def test_every_part_has_a_case():
