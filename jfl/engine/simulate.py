@@ -363,7 +363,7 @@ def simulate(
     return Output(run, metrics, params, budget)
 
 
-def _starting_params(run: Run, start: Run | None, plan: Plan, mesh: Any) -> list:
+def _starting_params(run: Run, start: Run | None, plan: Plan, mesh: Any) -> list[Any]:
     """Return the parameters before the first round; [] if they cannot be read here.
 
     The program donates those of a new run, so they are copied to the host.  Those of `start` are
