@@ -353,7 +353,7 @@ def _show_claim(numbers: Numbers, claimed: float, proved: Guarantee, noise_multi
         text,
     )
     if proved.epsilon > claimed:
-        raise Failed(f"expected a proved ε of at most {claimed:g}, but got {proved.epsilon:.4g}.")
+        raise Failed(f"expected a proved ε of at most {claimed:.9g}, but got {proved.epsilon:.9g}.")
 
 
 def _show_numbers(

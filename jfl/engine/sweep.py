@@ -186,7 +186,7 @@ def sweep(
             free memory of an accelerator, and 4 GiB on a CPU.  The number of points is first
             estimated cautiously; if the compiled program takes more memory than allowed, it is
             compiled again for fewer points, at most twice.  A warning says if even that does not
-            fit.
+            fit into an accelerator, or into the `memory` that you pass.
         tolerate: names of Health counts that may be positive, such as ("empty_cohort",).
         mesh: devices that share the points: "auto", a number, or the result of
             `jfl.mesh.devices`; None means one device.

@@ -108,9 +108,8 @@ class Budget:
         checks.require_integer(WHERE, max_value=ledger.MAX_ROUNDS, rounds=rounds)
         number = min(int(rounds), FIRST_ROUNDS)
         _, after = self._costs(plan, number)
-        while (
-            number < rounds and after(number) is not None
-        ):  # costs grow with the rounds of a schedule
+        # The schedules of the plan are evaluated only for rounds that may fit.
+        while number < rounds and after(number) is not None:
             number = min(8 * number, int(rounds))
             _, after = self._costs(plan, number)
         return bisect.bisect_left(range(1, number + 1), True, key=lambda n: after(n) is None)
@@ -193,7 +192,7 @@ class Budget:
 
         def after(n: int) -> tuple[float, float] | None:
             spent = self.spent + float(total(n)[column])
-            if spent > self.limit:
+            if not spent <= self.limit:  # also nan
                 return None
             missed = lost_of(entry, np.array([n]), self.delta)[0]
             lost = self.lost + float(missed + overflow * n)

@@ -142,9 +142,10 @@ def sweep(
     """
     out = checked(out, resume)
     grid = _grid(config, axes, block)
-    facts = record.as_json(
-        dict(config=dataclasses.asdict(config), axes=axes, code=checkpoint.code())
-    )
+    # Keys contain a checksum of the data instead of their path, so that the file may be moved.
+    fields = dataclasses.asdict(config)
+    del fields["data"]
+    facts = record.as_json(dict(config=fields, axes=axes, code=checkpoint.code()))
     _stored(out, facts, resume)  # a mismatch is reported here, before plans are built
     points = checked_points(config, grid, warn)
     with (engine or Local()).open(watch) as machine, locked(out):
@@ -220,7 +221,8 @@ def checked_points(config: Config, grid: list[dict], warn=lambda text: None) -> 
     for values in grid:
         point = settings[_setting(values)]
         seeded = dataclasses.replace(point.config, seed=values["seed"])
-        facts = record.as_json(dataclasses.asdict(seeded)), point.data, point.signature, source
+        fields = dataclasses.asdict(seeded) | dict(data=values.get("data"))  # the path of an axis
+        facts = record.as_json(fields), point.data, point.signature, source
         key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]
         plan = padded[_setting(values)]
         points.append(point._replace(config=seeded, plan=plan, values=values, key=key))

@@ -222,9 +222,14 @@ def _segments(plan: Plan, config: Config, run: Run, evaluations: list[int], mesh
 
 
 def _facts(plan, config) -> dict:
-    """Return the values that are stored with a run and compared before it is resumed."""
+    """Return the values that are stored with a run and compared before it is resumed.
+
+    The checksum of the data replaces their path, so that the file may be moved.
+    """
+    fields = dataclasses.asdict(config)
+    del fields["data"]
     return dict(
-        config=report.as_json(dataclasses.asdict(config)),
+        config=report.as_json(fields),
         data=checksum(plan.fed),
         plan=json.loads(json.dumps(identity.describe(plan))),
     )

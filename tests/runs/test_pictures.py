@@ -62,6 +62,7 @@ def test_a_divided_picture_says_to_what_its_epsilons_belong(views, monkeypatch):
             name="fedavg",
             point=dict(a=a, lr=lr),
             privacy=f"ε = {lr} (example, {views[a % len(views)]})",
+            promise=f"example, {views[a % len(views)]}",
             round=[1, 2],
             accuracy=[[0.2, 0.3]],
             epsilon=float(lr),
