@@ -78,10 +78,18 @@ def _raise_at_sigterm() -> Generator[None]:
     def stop(*_):
         raise Terminated
 
-    before = signal.signal(signal.SIGTERM, stop)
+    def stop_later(ignored):
+        # Python ignores what is raised in a callback of a weak reference, of which JAX has many.
+        if ignored.exc_type is not Terminated:
+            return hook(ignored)
+        return threading.Timer(0.01, signal.raise_signal, [signal.SIGTERM]).start()
+
+    before, hook = signal.signal(signal.SIGTERM, stop), sys.unraisablehook
+    sys.unraisablehook = stop_later
     try:
         yield
     finally:
+        sys.unraisablehook = hook
         signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 
 

@@ -20,6 +20,7 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-s
 # The values that are highlighted in a column of verdicts, with the class of their colour.  Their
 # shape and text carry the meaning too.
 CONTRADICTED, REFUTED = "the proof is contradicted: a bug", "the claim is refuted"
+CONDITION_REFUTED = "the condition of the guarantee is refuted"
 MARKS = {
     "proved": "good",
     "no guarantee": "nothing",
@@ -29,6 +30,7 @@ MARKS = {
     "descriptive": "open",
     CONTRADICTED: "bad",
     REFUTED: "bad",
+    CONDITION_REFUTED: "bad",
     "nothing is refuted": "open",
 }
 GLOSSARY = {

@@ -279,8 +279,11 @@ def _audits(settings: list[Setting]) -> list:
     for setting in settings:
         for audit in setting.audits:
             verdict = document.REFUTED if audit["refuted"] else "nothing is refuted"
+            bound = (audit["proved"] or {}).get("epsilon")
             if audit["contradicted"]:
                 verdict = document.CONTRADICTED
+            elif bound is not None and audit["epsilon"] > bound:
+                verdict = document.CONDITION_REFUTED
             rows.append(
                 (
                     setting.label,

@@ -8,14 +8,16 @@ import re
 import runpy
 import signal
 import sys
+import time
 import tomllib
+import weakref
 
 import numpy as np
 import pytest
 from helpers import pretended
 from helpers.report_pages import strict_json
 
-from jfl.cli import accounting, console, demo, main, options
+from jfl.cli import accounting, console, demo, exits, main, options
 from jfl.cli import runs as commands
 from jfl.core.options import field
 from jfl.privacy import guarantees
@@ -367,6 +369,22 @@ def test_sigterm_ends_a_run_as_ctrl_c_does(tmp_path, capsys, monkeypatch, no_pro
     words = f"terminated. Kept in {tmp_path}: rounds up to 2. Continue with the same command"
     assert words in capsys.readouterr().err and done == [1]
     assert signal.getsignal(signal.SIGTERM) == handler
+
+
+def test_sigterm_in_a_callback_of_a_weak_reference_ends_a_command(capsys):
+    """Python ignores the first exception."""
+    hook, waited = sys.unraisablehook, []
+
+    def work():
+        thing = type("Thing", (), {})()
+        kept = weakref.ref(thing, lambda _: signal.raise_signal(signal.SIGTERM))
+        del thing
+        while kept() is None and len(waited) < 300:
+            time.sleep(0.01)
+            waited.append(1)
+
+    assert exits.run("jfl", work) == 143 and len(waited) < 300
+    assert capsys.readouterr().err == "jfl: terminated.\n" and sys.unraisablehook == hook
 
 
 def test_an_interrupted_sweep_says_how_it_goes_on(tmp_path, capsys, monkeypatch, no_programs):

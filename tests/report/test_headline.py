@@ -3,9 +3,10 @@ said beside it."""
 
 import json
 
+import pytest
 from helpers.report_pages import guarantee, made
 
-from jfl.report import headline, read
+from jfl.report import document, headline, read, sections
 
 
 def cards(*sources):
@@ -90,3 +91,19 @@ def test_an_audit_above_the_proof_stands_first(tmp_path):
     (folder / "audit.json").write_text(json.dumps(audits))
     first = next(iter(cards(folder)[0].values()))
     assert first.alarm and first.value == "contradicts the proof" and "bug" in first.notes[0]
+
+
+@pytest.mark.parametrize(
+    "status, contradicted, verdict",
+    [("proved", True, document.CONTRADICTED), ("conditional", False, document.CONDITION_REFUTED)],
+)
+def test_an_audit_above_a_guarantee_refutes_it(status, contradicted, verdict, tmp_path):
+    """The table says it as the report of the audit does."""
+    folder = made(tmp_path / "run")
+    whose = dict(unit="example", adjacency="add_remove", view="server", delta=1e-5, method="m")
+    found = whose | dict(status="audited", epsilon=9.0, confidence=0.95)
+    found |= dict(canary="c", trials=10, rounds=2, config={}, claimed=1.0, refuted=True)
+    found |= dict(proved=guarantee(2.0) | dict(status=status), contradicted=contradicted)
+    (folder / "audit.json").write_text(json.dumps(dict(format=1, audits=[found])))
+    table, *_ = sections._audits(read.settings([read.read(folder)]))
+    assert table.rows[0][-1] == verdict
