@@ -13,7 +13,7 @@ from .options import parse
 
 TEMPLATES = Path(__file__).parent / "templates"
 # What there is to write -> the command that tries it, in the directory of the new files.
-KINDS = {"algorithm": "pytest test_NAME.py", "project": "python run.py"}
+KINDS = {"algorithm": "python -m pytest test_NAME.py", "project": "python run.py"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,4 +66,8 @@ def new(arguments: list[str]) -> None:
     out.mkdir(parents=True, exist_ok=True)
     for file, template in files.items():
         (out / file).write_text(template.read_text("utf-8").replace("NAME", name), "utf-8")
-    print(f"{', '.join(files)} in {out}. Try: cd {out} && {KINDS[kind].replace('NAME', name)}")
+    here = out == Path()
+    print(
+        f"Wrote {', '.join(files)} in {'this folder' if here else out}. Try: "
+        f"{'' if here else f'cd {out} && '}{KINDS[kind].replace('NAME', name)}"
+    )

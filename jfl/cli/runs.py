@@ -75,13 +75,14 @@ def train(arguments: list[str]) -> None:
         )
     if config.dataset == "file":
         print(build.federation(config), file=sys.stderr)
+    promise = f"{configs.the_unit(config)}, {configs.the_view(config)}"
     with console.progress(command.progress, "rounds") as bar:
         task = bar.add_task("jfl train", total=config.rounds, note="checking", accuracy="")
 
         def watch(round, accuracy=None, loss=None, epsilon=None):
             if loss is None:
                 bar.console.print(f"jfl train: resumed at round {round}")
-            seen = (("loss", loss), ("accuracy", accuracy), ("ε", epsilon))
+            seen = (("loss", loss), ("accuracy", accuracy), (f"ε ({promise})", epsilon))
             bar.update(
                 task,
                 completed=round,

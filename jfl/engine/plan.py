@@ -230,8 +230,9 @@ def _check_parts(fed: Federation, task: Task, algorithm: Algorithm, sampler: Sam
                 fed.size,
                 b.batch,
                 f"batch={b.batch}",
-                "Raise min_rows of the partition, reduce batch (--batch), or use "
-                'batches.without_replacement(batch, short="all").',
+                "Raise min_rows of the partition, reduce batch (--batch), use all rows in each "
+                "step by batches.full() (--batch-sampler full), or let clients with fewer rows use "
+                'all of them by batches.without_replacement(batch, short="all").',
             )
 
 

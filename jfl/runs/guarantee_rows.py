@@ -235,7 +235,8 @@ def noise_warning(
         )
     if WEAK < epsilon < math.inf:
         return (
-            f"epsilon is {epsilon:.3g} at delta {delta:.3g}: above {WEAK}, it protects almost "
-            "nothing. Raise the noise multiplier, or choose an epsilon (--epsilon 8 --unit client)."
+            f"epsilon is {epsilon:.3g} at delta {delta:.3g} (unit: {unit}): above {WEAK}, it "
+            "protects almost nothing. Raise the noise multiplier, or choose an epsilon: jfl train "
+            "and jfl calibrate take --epsilon 8."
         )
     return ""
