@@ -9,13 +9,14 @@ MESSAGES = {
         panels={
             "Fashion-MNIST": "Fashion-MNIST, ε = 3",
             "MNIST": "MNIST, ε = 3",
-            "MNIST, example of Opacus": "MNIST, example of Opacus, ε = 1.16",
+            "MNIST, example of Opacus": "MNIST, example of Opacus",
         },
         lines={
             "one client": "linear, one client",
             "100 clients, shares of the noise": "linear, 100 clients,\nshares of the noise",
             "100 clients, full noise each": "linear, 100 clients,\nfull noise each",
             "Tramèr and Boneh, printed": "linear, printed",
+            "CNN, 10 clients, shares of the noise": "CNN, 10 clients,\nshares of the noise",
         },
         height=3.0,
     ),
