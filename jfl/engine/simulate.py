@@ -347,6 +347,7 @@ def simulate(
         warnings.warn(f"simulate: the run diverged: {signs}", RuntimeWarning, stacklevel=2)
     if (
         started
+        and plan.algorithm.name != "band_energies"  # which only measures
         and np.any(norms := np.asarray(metrics.update_norm))
         and all(map(np.array_equal, started, jax.tree.leaves(params)))
     ):

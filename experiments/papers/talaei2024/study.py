@@ -475,7 +475,8 @@ def picture(path, rows):
         ax.set_title(titles[number], loc="left")
         ax.set_yticks(range(len(settings)), list(map(named, settings)))
         ax.set_ylim(len(settings) - 0.4, -0.6)
-        ax.legend(frameon=False, loc="upper right")
+        if names:
+            ax.legend(frameon=False, loc="upper right")
     axes[-1, 0].set_xlabel("loss minus that of equal factors (right of 0: worse; 95 % intervals)")
     headline(
         figure,
