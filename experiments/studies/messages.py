@@ -18,7 +18,7 @@ MESSAGES = {
             "Tramèr and Boneh, printed": "linear, printed",
             "CNN, 10 clients, shares of the noise": "CNN, 10 clients,\nshares of the noise",
         },
-        height=3.0,
+        height=3.4,
     ),
     "audit": Message(
         "Audits refute five claims of papers, and contradict no proof",
