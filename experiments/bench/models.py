@@ -77,8 +77,9 @@ def main():
             runs = {name: run for name, (run, _) in compiled.items()}
             for name, found in timing.alternate(runs, args.repeats).items():
                 row = dict(model=model, setting=setting, variant=name, path=path)
-                row |= {k: v / (1 if k == "ratio" else rounds) for k, v in found.items()}
-                rows.append(row | dict(temporary_bytes=compiled[name][1]))
+                row |= {k: v / rounds for k, v in found.items() if k != "ratio"}  # of one round
+                row |= dict(ratio=found["ratio"], temporary_bytes=compiled[name][1])
+                rows.append(row)
                 print(rows[-1], flush=True)
             timing.save(out, rows, repeats=args.repeats)
             jax.clear_caches()  # frees the programs

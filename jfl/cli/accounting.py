@@ -328,8 +328,11 @@ def _sample(numbers: Numbers):
 
 
 def _show_claim(numbers: Numbers, claimed: float, proved: Guarantee, noise_multiplier: float):
-    """Print a claimed epsilon, the proved one, and what the claim needs.  Raise `Failed` if the
-    claim is not proved."""
+    """Print a claimed epsilon, the proved one, and what the claim needs.
+
+    Raises:
+        Failed: If the claim is not proved.
+    """
     text = "The claim holds for these numbers."
     if proved.epsilon > claimed:
         needed = tightest.solve_noise(lambda z: _event(numbers, z), claimed, numbers.delta)
