@@ -82,12 +82,21 @@ def pytest_unconfigure():
 
 @pytest.fixture(scope="module", autouse=True)
 def few_programs():
-    """Each compiled program keeps pages mapped, and Linux maps 65,530 of a process: beyond that it
-    dies.  A module of tests maps some thousands (2,200 those of contracts/test_engine.py)."""
+    """Drop what JAX has compiled when a worker holds too much of it.
+
+    Each compiled program keeps pages mapped, and Linux maps 65,530 of a process: beyond that it
+    dies.  A module of tests maps some thousands (2,200 those of contracts/test_engine.py).  The
+    slow tests also fill the memory: a worker grew to 10 GB.
+    """
     yield
-    maps = Path("/proc/self/maps")
-    if maps.exists() and maps.read_text().count("\n") > 40_000:
+    own = Path("/proc/self")
+    if not (own / "maps").exists():
+        return
+    pages = int((own / "statm").read_text().split()[1])  # in memory
+    full = pages * os.sysconf("SC_PAGE_SIZE") > 4e9
+    if full or (own / "maps").read_text().count("\n") > 40_000:
         jax.clear_caches()
+        gc.collect()
 
 
 @pytest.fixture
