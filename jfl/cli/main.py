@@ -15,9 +15,9 @@ def main(argv: list[str] | None = None) -> int:
         argv: the arguments after `jfl`; None means `sys.argv[1:]`.
 
     Returns:
-        The exit code: 0 for success, 1 for an audit above the proved epsilon or a claim that is not
-        proved, 2 for wrong usage or a wrong config, 3 for a run stopped by Health, 130 for an
-        interruption, 143 for SIGTERM.
+        The exit code: 0 for success, 1 for an audit above the proved epsilon or for a claim that is
+        refuted or not proved, 2 for wrong usage or a wrong config, 3 for a run stopped by Health,
+        130 for an interruption, 143 for SIGTERM.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in words

@@ -119,8 +119,9 @@ def test_of_a_run_directory(copied, capsys):
     assert "private" not in (shown.out + (copied / "audit.json").read_text()).lower()
     assert {p: p.read_bytes() for p in before} == before
 
-    assert jfl("audit", copied, *FEW, "--claimed", 0.1) == 0
-    assert "claimed 0.1: REFUTED" in capsys.readouterr().out
+    assert jfl("audit", copied, *FEW, "--claimed", 0.1) == 1
+    printed = capsys.readouterr()
+    assert "claimed 0.1: REFUTED" in printed.out and "at most 0.1, which is claimed" in printed.err
     first, second = kept(copied)
     assert first == one and second["refuted"] and not second["contradicted"]
     assert (second["claimed"], second["epsilon"]) == (0.1, one["epsilon"])
