@@ -23,6 +23,8 @@ DTYPES = ("float32", "bfloat16", "float16")
 # at least this many examples (docs/guides/model.md has the timings).
 MAX_CPU_ACTIVATIONS = 2**22
 MIN_CPU_BLOCK = 8
+# If gradients are formed, a block has about this many numbers, so that they stay in the cache.
+MAX_CPU_GRADIENTS = 2**16
 
 
 @record
@@ -351,7 +353,7 @@ def clipped_sum(grad: Grad, params, batch: Batch, weight):
         return partial, jnp.where(w != 0, each, 0.0).sum()
 
     size = weight.shape[0]
-    block_size = grad.microbatch or _default_block_size(book, size)
+    block_size = grad.microbatch or _default_block_size(book, params, size)
     if block_size >= size:
         return sum_block(batch, weight)
     num_blocks = -(-size // block_size)
@@ -370,10 +372,13 @@ def clipped_sum(grad: Grad, params, batch: Batch, weight):
     return jax.lax.scan(add_block, zero, blocks)[0]
 
 
-def _default_block_size(book: ghost.Book | None, size: int) -> int:
+def _default_block_size(book: ghost.Book | None, params, size: int) -> int:
     """Return the number of examples of a block of a batch of `size`, if the user chose none."""
-    if book is None or jax.default_backend() != "cpu":
+    if jax.default_backend() != "cpu":
         return size
-    floats = ghost.num_activations(book)
-    num_blocks = -(-size // max(MIN_CPU_BLOCK, MAX_CPU_ACTIVATIONS // floats))
+    if book is None:
+        block_size = max(1, MAX_CPU_GRADIENTS // sum(w.size for w in jax.tree.leaves(params)))
+    else:
+        block_size = max(MIN_CPU_BLOCK, MAX_CPU_ACTIVATIONS // ghost.num_activations(book))
+    num_blocks = -(-size // block_size)
     return -(-size // num_blocks)  # blocks of almost equal size, so that little is padded
