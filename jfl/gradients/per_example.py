@@ -150,8 +150,8 @@ def private_grad(
         l2: a factor >= 0; l2 * params is added after clipping and noise. It does not depend on
             examples, so it is not clipped. None adds nothing.
         microbatch: the number of examples that are processed at a time. None means the whole batch;
-            with book-keeping on a CPU, fewer examples if the activations of the batch are large,
-            which is faster there.
+            on a CPU, fewer examples if their activations or gradients are large, which is faster
+            there.
         path: how the clipped sum is computed. "bookkeeping" computes it from activations and
             backprops, at the cost of a plain gradient (but the gradients of a parameter that is
             transformed first, such as a standardised kernel, are formed); it requires a chain with

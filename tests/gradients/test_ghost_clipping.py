@@ -501,16 +501,26 @@ def test_a_gradient_that_is_not_finite_counts_as_zero(stage, bad):
         assert float(with_it.count) == 4 and float(with_it.clipped) == float(without.clipped)
 
 
-@pytest.mark.parametrize("device, lengths", [("cpu", [3]), ("gpu", [])])
-def test_only_a_cpu_sums_a_large_batch_in_blocks(device, lengths, monkeypatch):
+@pytest.mark.parametrize(
+    "device, path, lengths",
+    [
+        ("cpu", "bookkeeping", [3]),  # blocks of 7, of which the last has one empty place
+        ("cpu", "vmap", [20]),
+        ("gpu", "bookkeeping", []),
+        ("gpu", "vmap", []),
+    ],
+)
+def test_only_a_cpu_sums_a_large_batch_in_blocks(device, path, lengths, monkeypatch):
     monkeypatch.setattr(per_example, "MAX_CPU_ACTIVATIONS", 1)
+    monkeypatch.setattr(per_example, "MAX_CPU_GRADIENTS", 1)
     monkeypatch.setattr(jax, "default_backend", lambda: device)
-    params, rows = start_params(), 20  # in blocks of 7, of which the last has one empty place
+    params, rows = start_params(), 20
     x = jax.random.normal(KEY, (rows, 3))
     batch = Batch(x, x[:, 0], jnp.ones(rows, bool))
 
     def total(**options):
-        grad = jfl.private_grad(Fn(squared), jfl.chain(jfl.clip_l2(0.1), jfl.total()), **options)
+        chain = jfl.chain(jfl.clip_l2(0.1), jfl.total())
+        grad = jfl.private_grad(Fn(squared), chain, path=path, **options)
         return lambda: per_example.clipped_sum(grad, params, batch, jnp.ones(rows))
 
     found = [e for e in jax.make_jaxpr(total())().eqns if e.primitive.name == "scan"]
