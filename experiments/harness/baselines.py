@@ -33,6 +33,7 @@ import importlib
 import itertools
 import json
 import math
+import re
 import sys
 import typing
 from collections import ChainMap
@@ -72,6 +73,13 @@ class Choice(typing.NamedTuple):
     chosen: dict  # the fields that were chosen
     grid: list[dict]  # fields, and the "accuracy" of each seed
     at_edge: bool  # of the continued grid, on any axis
+
+
+def as_text(every: dict) -> str:
+    """Return the text of a file of choices, with each point of a grid on one line."""
+    text = json.dumps(every, indent=1, ensure_ascii=False) + "\n"
+    one_line = lambda found: re.sub(r"\n *", "", found[0])
+    return re.sub(r'\{\n *(?! |"jfl")[^{}]*\}', one_line, text)
 
 
 def around(rate: float, each_side: int = 3) -> tuple:
@@ -372,7 +380,7 @@ def main(argv=None) -> int:
             before = every.setdefault(module, {}).setdefault(figure, {})
             # a line that is not marked today keeps what was chosen for it
             before.update({line: before.get(line, {}) | f for line, f in found.items()})
-            write(FILE, json.dumps(every, indent=1, ensure_ascii=False) + "\n")
+            write(FILE, as_text(every))
         return 0
 
     return command_line.called(command, "python -m experiments.harness.baselines", argv)

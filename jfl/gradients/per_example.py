@@ -377,7 +377,7 @@ def _default_block_size(book: ghost.Book | None, params, size: int) -> int:
     if jax.default_backend() != "cpu":
         return size
     if book is None:
-        block_size = max(1, MAX_CPU_GRADIENTS // sum(w.size for w in jax.tree.leaves(params)))
+        block_size = max(1, MAX_CPU_GRADIENTS // max(1, pytrees.size(params)))
     else:
         block_size = max(MIN_CPU_BLOCK, MAX_CPU_ACTIVATIONS // ghost.num_activations(book))
     num_blocks = -(-size // block_size)
