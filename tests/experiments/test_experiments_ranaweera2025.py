@@ -63,7 +63,7 @@ def test_sizes_are_those_of_the_paper():
     base = lambda name: ranaweera2025.EXPERIMENTS[name].base
     full, middle = base("sample_cifar10-full"), base("client_fmnist-middle")
     rows = lambda of: (of["clients"], of["rounds"], of["steps"] * of["batch"])
-    assert rows(full) == (100, 300, 50 * 500 // 30 * 30) and rows(middle) == (100, 60, 5 * 600)
+    assert rows(full) == (100, 300, 50 * 500 // 30 * 30) and rows(middle) == (100, 15, 600)
     assert middle["model"] == full["model"] == "cnn"
     assert "reduced" in ranaweera2025.EXPERIMENTS["client_mnist"].title
 
