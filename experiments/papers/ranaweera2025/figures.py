@@ -80,7 +80,7 @@ CLIENT_GRID = dict(
     clip_norm=(0.25, 0.5, 1.0, 2.0, 4.0, 8.0),
 )
 # of figures of which each method takes what is best for it, once its grid has run
-GRIDS = dict(
+GRIDS: dict[str, Any] = dict(
     sample_mnist=SAMPLE_GRID,
     sample_fmnist=SAMPLE_GRID,
     client_mnist=CLIENT_GRID,
