@@ -76,8 +76,9 @@ class Choice(typing.NamedTuple):
 
 
 def as_text(every: dict) -> str:
-    """Return the text of a file of choices, with each point of a grid on one line."""
+    """Return the text of a file of choices, with one line for each point of a grid."""
     text = json.dumps(every, indent=1, ensure_ascii=False) + "\n"
+    # Only the environment of a grid, which begins with the version of jfl, keeps its lines.
     one_line = lambda found: re.sub(r"\n *", "", found[0])
     return re.sub(r'\{\n *(?! |"jfl")[^{}]*\}', one_line, text)
 

@@ -160,8 +160,8 @@ def audit(arguments: list[str]) -> None:
         )
     if command.claimed is not None and report.refuted:
         raise Failed(
-            f"expected an audited epsilon of at most {command.claimed:.4g}, which is claimed, but "
-            f"got {report.epsilon:.4g}."
+            f"expected an audited epsilon of at most {command.claimed:.9g}, which is claimed, but "
+            f"got {report.epsilon:.9g}."
         )
 
 

@@ -492,9 +492,9 @@ def hours(name, experiment, out, quick):
     """Predict the hours of the larger sizes here, from the seconds of a local step with the CNN."""
     rows, few = [], len(EXPERIMENTS["sample_mnist"].quick_lines or ())
     for figure_ in list(theory.REPORTED)[: 1 if quick else None]:
-        seconds = step_seconds(EXPERIMENTS[f"{figure_}-middle"].base, figure_.split("_")[0])
         for size in SIZES[1:]:
             of = EXPERIMENTS[f"{figure_}{size}"]
+            seconds = step_seconds(of.base, figure_.split("_")[0])
             run = of.base["rounds"] * of.base["clients"] * of.base.get("rate", 1.0)
             each = run * of.base["steps"] * seconds / 3600
             rows.append(
