@@ -28,7 +28,17 @@ from jfl.runs.config import Config
 from . import command_line, kept_runs
 from . import results as results_file
 from .programs import Plans
-from .verdicts import AT_CHANCE, DRAW_PER_SEED, FAR, OURS, Claim, far_below, judge, untuned
+from .verdicts import (
+    AT_CHANCE,
+    DRAW_PER_SEED,
+    FAR,
+    OURS,
+    WRONG,
+    Claim,
+    far_below,
+    judge,
+    untuned,
+)
 
 CONFIRMED, NOT, UNKNOWN = results_file.STUDIED
 FIRST = ", first rates"  # ends the name of a line before its rates were chosen
@@ -66,6 +76,8 @@ class Experiment:
         unchosen: lines of `methods` whose grid has not run yet.
         grid: field -> its values, for `methods`; or a function of the line that returns that.
         last: accuracy is the mean over this last fraction of the rounds; 0: at the end.
+        wrong: the largest probability that any verdict on the paper's claims is wrong, and that any
+            on ours is; half of WRONG if `seeds` is a second number.
     """
 
     title: str
@@ -88,6 +100,7 @@ class Experiment:
     unchosen: frozenset = frozenset()
     grid: dict | Callable[[str], dict] = dataclasses.field(default_factory=dict)
     last: float = 0.0
+    wrong: float = WRONG
 
 
 @dataclasses.dataclass(frozen=True)
@@ -318,7 +331,7 @@ def judged(experiment: Experiment, results: dict, unread=()) -> list[dict]:
     found = {}
     for whose in ("paper", "ours"):
         claims = [c for c in experiment.claims if c.whose == whose]
-        given = judge(claims, whole, experiment.differs)
+        given = judge(claims, whole, experiment.differs, experiment.wrong)
         found |= {id(c): pair for c, pair in zip(claims, given, strict=True)}
     return [
         dict(
@@ -331,6 +344,19 @@ def judged(experiment: Experiment, results: dict, unread=()) -> list[dict]:
         for claim in experiment.claims
         for verdict, seen in [found[id(claim)]]
     ]
+
+
+def looked_at_twice(experiments: dict, numbers: dict) -> dict:
+    """Return experiments, some with a second number of seeds and half the probability of an error.
+
+    Args:
+        experiments: name -> Experiment.
+        numbers: name -> the second number, fixed after the verdicts with the first.
+    """
+    return experiments | {
+        name: dataclasses.replace(experiments[name], seeds=tuple(range(count)), wrong=WRONG / 2)
+        for name, count in numbers.items()
+    }
 
 
 def marked_at_chance(experiment: Experiment, results: dict) -> dict:

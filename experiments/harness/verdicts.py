@@ -31,7 +31,9 @@ it is wrong only if one of the same bounds misses, the upper one if the differen
 more, and the lower one if it is -SAME or less.
 
 The number of seeds of a figure is fixed before it runs (`Experiment.seeds`), and no verdict in
-between changes it.
+between changes it. A figure that gets a second number, fixed after its verdicts with the first, is
+judged again on all seeds with half of WRONG (`Experiment.wrong`). So any of its verdicts, first or
+second, is wrong with a probability of at most 1.5 WRONG.
 
 A line is at chance if its mean accuracy is less than AT_CHANCE above 1 / classes. Lines at chance
 are never ranked.
@@ -232,49 +234,52 @@ class Evidence:
         return all(any(c.outside(wrong / len(way)) for c in way) for way in ways)
 
 
-def judge(claims, results: dict, differs: str) -> list[tuple[str, str]]:
+def judge(claims, results: dict, differs: str, wrong: float = WRONG) -> list[tuple[str, str]]:
     """Return the verdict on each claim of a figure, and what it rests on.
 
     Args:
         claims: the paper's claims on the figure, or ours.
         results: {line: Line}.
         differs: how the settings differ from those of the paper; "" if they do not.
+        wrong: the largest probability that any of the verdicts is wrong.
     """
     found = [claim.check(results) for claim in claims]
     drawn = [e for e in found if e.exact is None]
-    held = 0
-    while (more := sum(e.holds(holding_level(held, len(drawn))) for e in drawn)) > held:
+    m, held = max(len(drawn), 1), 0
+    while (more := sum(e.holds(holding_level(held, m, wrong)) for e in drawn)) > held:
         held = more
-    return [_verdict(e, held, len(drawn), differs) for e in found]
+    against, hold = wrong / (2 * m), holding_level(held, m, wrong)
+    return [_verdict(e, against, hold, differs) for e in found]
 
 
-def holding_level(held: int, claims: int) -> float:
+def holding_level(held: int, claims: int, wrong: float = WRONG) -> float:
     """Return the level at which the other claims are tested after `held` of them hold.
 
     If all hold, it is the level of the last one.
     """
     held = min(held, claims - 1)
-    return (WRONG - held * WRONG / (2 * claims)) / (claims - held)
+    return (wrong - held * wrong / (2 * claims)) / (claims - held)
 
 
-def _verdict(found: Evidence, held: int, claims: int, differs: str) -> tuple[str, str]:
-    against = found.against or (NOT_REPRODUCED if differs else CONTRADICTED)
+def _verdict(found: Evidence, against: float, hold: float, differs: str) -> tuple[str, str]:
+    """Return the verdict at the levels at which a claim counts as against and as holding."""
+    contrary = found.against or (NOT_REPRODUCED if differs else CONTRADICTED)
     if found.exact is not None:
-        return (HOLDS if found.exact else against), found.seen
-    wrong, same = WRONG / (2 * claims), found.comparisons[0].same if found.comparisons else 0.0
+        return (HOLDS if found.exact else contrary), found.seen
+    wrong, same = against, found.comparisons[0].same if found.comparisons else 0.0
     verdict = UNDECIDED
     if found.contradicts(wrong):
-        verdict = against
+        verdict = contrary
     elif found.missing or not found.comparisons:
         verdict = UNKNOWN
-    elif found.holds(holding_level(held, claims)):
+    elif found.holds(hold):
         verdict = HOLDS
     elif len(found.comparisons) == 1 and found.comparisons[0].negligible(2 * wrong):
         verdict = NO_DIFFERENCE
     if verdict == HOLDS or (
         verdict == UNDECIDED and all(c.low < c.of.mean < c.high for c in found.comparisons)
     ):
-        wrong = holding_level(held, claims)  # the bounds that decide
+        wrong = hold  # the bounds that decide
     words = [found.seen, _shown(found.comparisons, wrong), found.missing]
     words.append(f"no difference larger than {same:g}" if verdict == NO_DIFFERENCE else "")
     return verdict, "; ".join(filter(None, words)) or (NOT_RUN if verdict == UNKNOWN else "")

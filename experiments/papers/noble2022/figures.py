@@ -15,7 +15,7 @@ from jfl.runs import build
 
 from ...harness.baselines import RATES, around, with_chosen
 from ...harness.programs import CURVE, Plans
-from ...harness.runner import Claim, Experiment
+from ...harness.runner import Claim, Experiment, looked_at_twice
 from ...harness.verdicts import (
     about,
     all_of,
@@ -113,6 +113,8 @@ NUM_SEEDS = dict(
     fig10_mnist=40,
     fig10_femnist=10,
 )
+# Fixed after the verdicts with five seeds were undecided; judged at half the level.
+SECOND_NUM_SEEDS = dict(fig1=10, fig3=10, fig4=10, fig6=10)
 # digitised, +- 0.01: GAP at runs.MARKS, K = 50, of the first three METHODS
 CURVES = {
     (0, 0): ((-0.27, -0.49, -0.65, -0.71), (-0.12, -0.27, -0.40, -0.48), (0.46, 0.63, 0.64, 0.77)),
@@ -865,6 +867,7 @@ EXPERIMENTS |= {
     n: dataclasses.replace(EXPERIMENTS[n], seeds=tuple(range(count)))
     for n, count in NUM_SEEDS.items()
 }
+EXPERIMENTS = looked_at_twice(EXPERIMENTS, SECOND_NUM_SEEDS)
 
 EXPERIMENTS["lemmas"] = dataclasses.replace(
     EXPERIMENTS["bounds"],
