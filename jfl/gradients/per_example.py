@@ -321,7 +321,7 @@ def clipped_sum(grad: Grad, params, batch: Batch, weight):
         if book is None:
             loss = ghost.with_fast_convolutions(grad.loss, params, *example, examples=1)
             each, grads = jax.vmap(jax.value_and_grad(loss), (None, 0, 0))(params, rows.x, rows.y)
-            partial = mech.clip_and_sum(mechanism, (), grads, w)
+            partial = mech.clip_and_sum(mechanism, (), grads, w, is_part=True)
         else:
             clip: Any = _clip_stage(mechanism)
             shape, *bounds = map(clip.apply.data.get, ("shape", "bound", "bounds"))
@@ -380,5 +380,5 @@ def _default_block_size(book: ghost.Book | None, params, size: int) -> int:
         block_size = max(1, MAX_CPU_GRADIENTS // max(1, pytrees.size(params)))
     else:
         block_size = max(MIN_CPU_BLOCK, MAX_CPU_ACTIVATIONS // ghost.num_activations(book))
-    num_blocks = -(-size // block_size)
+    num_blocks = max(1, -(-size // block_size))
     return -(-size // num_blocks)  # blocks of almost equal size, so that little is padded

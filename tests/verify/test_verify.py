@@ -197,12 +197,22 @@ BATCHES = dict(
 
 
 OPTIONS = [(name, {}) for name in BATCHES] + [
-    ("full", o) for o in (dict(microbatch=2), dict(path="vmap"), dict(compute="bfloat16", l2=0.1))
+    ("full", o)
+    for o in (
+        dict(microbatch=2),
+        dict(path="vmap"),
+        dict(path="vmap", microbatch=1),  # a block of one row is not a client's contribution
+        dict(compute="bfloat16", l2=0.1),
+    )
 ]
 
 
 @pytest.mark.by_default(
-    "epochs-{}", "rate-{}", "short-{}", "full-{'path': 'vmap'}", "full-{'microbatch': 2}"
+    "epochs-{}",
+    "rate-{}",
+    "short-{}",
+    "full-{'path': 'vmap', 'microbatch': 1}",
+    "full-{'microbatch': 2}",
 )
 @pytest.mark.parametrize("name, options", OPTIONS, ids=str)
 def test_every_batch_sampler_and_gradient_path(name, options):

@@ -390,7 +390,9 @@ def multiplier_changes(mechanism: Mechanism | None) -> TypeGuard[Mechanism]:
     return any(s.schedules() for s in (stage, *clips))
 
 
-def clip_and_sum(mechanism: Mechanism, state: Any, rows: Any, weight: Any) -> PartialSum:
+def clip_and_sum(
+    mechanism: Mechanism, state: Any, rows: Any, weight: Any, *, is_part: bool = False
+) -> PartialSum:
     """Apply the stages on single contributions, such as clipping, and return the weighted sum.
 
     A contribution that is not finite after these stages (the row stages) counts as zero; without a
@@ -402,6 +404,8 @@ def clip_and_sum(mechanism: Mechanism, state: Any, rows: Any, weight: Any) -> Pa
         rows: the contributions, leaves [n, ...].  Half precision is widened first: contributions
             are clipped, weighted and summed in float32.
         weight: Float[n], 0 for an empty slot.
+        is_part: whether the rows are a part of a batch, so that `jfl.check_privacy` does not take a
+            single one for all that a client contributes.
 
     Privacy:
         The sum is never in half precision, because it would be rounded before noise is added, and
@@ -428,7 +432,7 @@ def clip_and_sum(mechanism: Mechanism, state: Any, rows: Any, weight: Any) -> Pa
         return jnp.where(used, w.astype(x.dtype) * x, jnp.zeros((), x.dtype)).sum(0)
 
     value, count = pytrees.map(weighted_sum, rows), lambda x: x.sum().astype(jnp.float32)
-    if weight.shape == (1,) and has_clip(mechanism):
+    if weight.shape == (1,) and not is_part and has_clip(mechanism):
         value = marks.bounded(value, mechanism, weight, "single")
     return PartialSum(
         value,
