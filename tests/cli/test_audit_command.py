@@ -199,6 +199,16 @@ def test_the_paper_that_the_config_names(asked, tmp_path):
     assert asked[1].claimed == 0.3
 
 
+def test_a_refuted_claim_ends_with_exit_code_1(asked, tmp_path, capsys):
+    """Also if it is the claim of the run's paper."""
+    asked.report = dict(refuted=True)
+    values = RUN | dict(mode="as_printed", paper="chen2024", batch=4, batch_sampler=None)
+    values = {k: v for k, v in values.items() if v is not None}
+    assert jfl("audit", *flags(**values), "--out", tmp_path) == 1
+    assert f"at most {asked[0].claimed:.9g}, which is claimed" in capsys.readouterr().err
+    assert kept(tmp_path)
+
+
 # --- audit.json
 
 
