@@ -22,6 +22,7 @@ from jfl.core import checks
 from . import command_line, results
 from .results import PAPERS
 from .runner import judged, not_tuned, ran_at, stored_line
+from .verdicts import WRONG
 
 # keys of NOTES
 DESCRIBED = ("differs", "draws", "seeds", "last", "devices", "not_tuned", "at_edge", "stale")
@@ -135,9 +136,12 @@ def _notes(stored: results.Experiment, experiment, lines: dict) -> dict[str, str
     of_rounds = 100 * experiment.last
     planned = len(experiment.seeds)
     done = sum(len(line.seeds) >= planned for line in lines.values())
+    ran = f"{done} of {len(experiment.lines)} lines ran"
     interim = (
-        f"{done} of {len(experiment.lines)} lines ran with the {planned} seeds that were fixed for "
-        "this figure. Verdicts on other lines are not final"
+        f"{ran} again, with {planned} seeds; the others keep their first seeds"
+        if experiment.wrong < WRONG
+        else f"{ran} with the {planned} seeds that were fixed for this figure. Verdicts on other "
+        "lines are not final"
     )
     return dict(
         differs=experiment.differs,

@@ -400,7 +400,7 @@ def notes(paper: str) -> str:
     for (head, sentence), names in found.items():
         where = ", ".join(f"`{name}`" for name in names)
         if len(names) > 1 and every <= {*names}:
-            where = "all experiments"
+            where = "all experiments that the short page shows"
         out.append(f"- **{head}** ({where}): {_cell(shown(sentence))}.")
     return "\n".join(out)
 

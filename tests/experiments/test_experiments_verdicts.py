@@ -3,6 +3,7 @@ the committed results."""
 
 import dataclasses
 import importlib
+import itertools
 
 import numpy as np
 import pytest
@@ -88,10 +89,10 @@ def test_claims_of_a_figure_share_the_chance_of_an_error():
 
 def test_claims_that_hold_leave_the_others_a_larger_level():
     """By one formula, which gives all claims 5 % together whichever of them are true."""
-    for m in (1, 2, 7):
+    for m, wrong in itertools.product((1, 2, 7), (0.05, 0.025)):
         for true in range(m):
-            spent = true * 0.05 / (2 * m) + (m - true) * verdicts.holding_level(true, m)
-            assert spent == pytest.approx(0.05)
+            spent = true * wrong / (2 * m) + (m - true) * verdicts.holding_level(true, m, wrong)
+            assert spent == pytest.approx(wrong)
     clear, close = [("a", "b")], [("c", "b")]
     lines = dict(a=line(0.90, 0.91, 0.92), b=line(0.5, 0.5, 0.5), c=line(0.514, 0.536, 0.525))
     p = stats.ttest_1samp(lines["c"].accuracy, 0.5, alternative="greater").pvalue
@@ -100,6 +101,17 @@ def test_claims_that_hold_leave_the_others_a_larger_level():
         v for v, _ in verdicts.judge([Claim("", verdicts.beats(q)) for q in pairs], lines, "ours")
     ]
     assert of(clear, close) == [HOLDS, HOLDS] and of([("b", "a")], close)[1] == UNDECIDED
+
+
+def test_a_second_number_of_seeds_is_judged_at_half_the_level():
+    lines = dict(a=line(0.514, 0.536, 0.525), b=line(0.5, 0.5, 0.5))
+    p = stats.ttest_1samp(lines["a"].accuracy, 0.5, alternative="greater").pvalue
+    assert 0.025 < p < 0.05
+    once = Experiment("", {}, {}, (Claim("", verdicts.beats([("a", "b")])),), differs="ours")
+    twice = runner.looked_at_twice(dict(figure=once, other=once), dict(figure=3))
+    found = {name: runner.judged(e, lines)[0]["verdict"] for name, e in twice.items()}
+    assert found == dict(figure=UNDECIDED, other=HOLDS)
+    assert twice["figure"].seeds == (0, 1, 2)
 
 
 def false_alarms(claims, effects, linked, runs=2000, seeds=5):

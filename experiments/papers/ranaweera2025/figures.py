@@ -102,7 +102,10 @@ NUM_SEEDS["sample_mnist-middle"] = 3  # a run takes minutes
 # Fixed after the verdicts with 20 seeds were undecided; judged at half the level.
 SECOND_NUM_SEEDS = dict(sample_fmnist=60)
 OPEN = "batch sizes, learning rates, filters and delta are ours: our copy of the paper lacks them"
-BETWEEN = f"one local epoch, 15 rounds, and 10 clients at sample level; {OPEN}"
+BETWEEN = (
+    "one local epoch and 15 rounds; at sample level 10 clients and batches without replacement; "
+    f"{OPEN}"
+)
 REDUCED = f"softmax regression instead of a CNN, fewer rounds and local steps; {OPEN}"
 MODES = ("R1 plain", "R1 lemma2", "R2 plain", "R2 lemma2")
 LEVELS = ("R4 plain", "R6 plain")  # clips of each level: that of section 4.3, and the sound one
