@@ -30,10 +30,10 @@ b WRONG / (2 m) + (m - b) (WRONG - b WRONG / (2 m)) / (m - b) = WRONG. "No diffe
 it is wrong only if one of the same bounds misses, the upper one if the difference is really SAME or
 more, and the lower one if it is -SAME or less.
 
-The number of seeds of a figure is fixed before it runs (`Experiment.seeds`). A figure that gets a
-second number after its verdicts with the first is judged again on all seeds with half of WRONG
-(`Experiment.wrong`). If the second number does not depend on the first results, the probability
-that any of its verdicts, first or second, is wrong is at most 1.5 WRONG.
+The number of seeds of a figure (`Experiment.seeds`) is fixed before it runs with more than five. A
+figure that gets a second number after its verdicts with the first is judged again on all seeds with
+half of WRONG (`Experiment.wrong`). If the second number does not depend on the first results, the
+probability that any of its verdicts, first or second, is wrong is at most 1.5 WRONG.
 
 A line is at chance if its mean accuracy is less than AT_CHANCE above 1 / classes. Lines at chance
 are never ranked.
