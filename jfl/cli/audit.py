@@ -55,8 +55,7 @@ class Audit(Config):
     --config FILE.toml or flags describe the run; flags take precedence.  The same command continues
     an interrupted audit, whose runs are in audit.trials.jsonl until it is done.
 
-    Exit code 1: the audited epsilon is above the proved one, which is a bug, or above the
-    claimed one.
+    Exit code 1: the audited epsilon is above the claimed one, or the proved one, which is a bug.
     """
 
     trials: int = field(
