@@ -211,6 +211,7 @@ OPTIONS = [(name, {}) for name in BATCHES] + [
     "epochs-{}",
     "rate-{}",
     "short-{}",
+    "full-{'path': 'vmap'}",
     "full-{'path': 'vmap', 'microbatch': 1}",
     "full-{'microbatch': 2}",
 )
