@@ -100,6 +100,13 @@ def test_a_merge_keeps_failures_and_unread_data_of_lines_that_did_not_run(tmp_pa
     assert cifar[0] not in found.lines and found.failed[cifar[0]] == "NaN in round 1"
 
 
+@pytest.mark.parametrize("seeds, rounds", [(5, range(5, 101, 5)), (150, range(20, 101, 20))])
+def test_stored_curves_are_short_but_keep_their_shape(seeds, rounds):
+    curve = [float(r) for r in range(5, 101, 5)]
+    stored = collect.thin_curves(dict(curve=[curve] * seeds, round=[curve] * seeds))
+    assert stored == dict(curve=[list(rounds)] * seeds, round=[list(rounds)])
+
+
 def test_lines_of_other_draws_are_told_and_not_paired(tmp_path):
     own, one = "one for each seed", "one"
     every = [n for n in chen2024.EXPERIMENTS["fig3"].lines if n.startswith("Synthetic-IID")]
