@@ -27,8 +27,8 @@ from .verdicts import WRONG
 # keys of NOTES
 DESCRIBED = ("differs", "draws", "seeds", "last", "devices", "not_tuned", "at_edge", "stale")
 MAX_EVALUATIONS = 20  # of a stored curve
-MIN_EVALUATIONS = 5  # of a stored curve, so that checks of its shape can be judged
-MAX_VALUES = 400  # of a stored curve, over all seeds, if it keeps MIN_EVALUATIONS
+MIN_EVALUATIONS = 5  # that are stored even of many seeds, so that curves keep their shape
+MAX_VALUES = 400  # of a stored curve, over all seeds, if these are MIN_EVALUATIONS or more
 
 
 def collect(module: str, folders, into, merge: bool = False, replace: bool = False) -> Path:
@@ -112,15 +112,16 @@ def thin_curves(trace: dict[str, list]) -> dict[str, list]:
         trace: metric -> its values [seeds, evaluations].
 
     Returns:
-        The same metrics at no more than MAX_EVALUATIONS evaluations, or MIN_EVALUATIONS if there
-        are many seeds, evenly spaced up to the last one. Rounds that all seeds share are stored
-        once.
+        The same metrics at no more than MAX_EVALUATIONS evaluations, evenly spaced up to the last
+        one. If there are many seeds, these are fewer, but at least MIN_EVALUATIONS if there were as
+        many. Rounds that all seeds share are stored once.
     """
     thinned = {}
     seeds = max(map(len, trace.values()), default=1)
-    most = min(MAX_EVALUATIONS, max(MIN_EVALUATIONS, MAX_VALUES // seeds))
+    most = max(1, min(MAX_EVALUATIONS, MAX_VALUES // seeds))
+    step = lambda row: max(1, min(-(-len(row) // most), len(row) // MIN_EVALUATIONS))
     for metric, rows in trace.items():
-        kept = [row[:: -max(1, -(-len(row) // most))][::-1] for row in rows]
+        kept = [row[:: -step(row)][::-1] for row in rows]
         same = metric == "round" and all(row == kept[0] for row in kept)
         thinned[metric] = kept[:1] if same else kept
     return thinned

@@ -32,6 +32,7 @@ import functools
 import importlib
 import os
 import re
+import textwrap
 import tomllib
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -207,7 +208,7 @@ def checks_of_claims(paper: str) -> str:
             whose = " (our check)" if given.whose == "ours" else ""
             rows.append(((_cell(label) or "one check") + whose, seen, _marked(given.verdict)))
         if "note" in row:
-            note = quoted(row["note"].strip(), paper).replace("\n\n", "\n\n    ")
+            note = textwrap.indent(quoted(row["note"].strip(), paper), " " * 4).lstrip()
             remarks.append(f"- *{_cell(row['says'])}*: {note}")
     # The usual number of seeds is in the caption and not in every cell.
     seeds = collections.Counter(
@@ -462,9 +463,9 @@ def commands(paper: str) -> str:
             hours = ", ".join(filter(None, facts))
             each.append(f"`{name}`" + (f" ({hours})" if hours else ""))
     return (
-        "The claims above rest on these experiments. In brackets is the time for all seeds, on 2 "
-        "shared CPU cores if no other device is named. Experiments that have runs in common run "
-        "them once. " + ", ".join(each) + "."
+        "The claims above rest on these experiments. In brackets is the time of their runs, also of "
+        "runs that were replaced, on one or two shared CPU cores if no other device is named. "
+        "Experiments that have runs in common run them once. " + ", ".join(each) + "."
     )
 
 
@@ -787,6 +788,7 @@ QUOTES = dict(
     points=_points,
     gain=_gain,
     verdict=lambda paper, name, *claim: verdict(paper, name, " | ".join(claim)).verdict,
+    seeds=lambda paper, name: str(len(experiment(paper, name).seeds)),
     same=_same,
     constant=lambda paper, name, *claim: _constant(verdict(paper, name, " | ".join(claim))),
     distance=lambda paper, name, claim: _distance(verdict(paper, name, claim)),

@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 from helpers import pretended
 
@@ -100,11 +101,16 @@ def test_a_merge_keeps_failures_and_unread_data_of_lines_that_did_not_run(tmp_pa
     assert cifar[0] not in found.lines and found.failed[cifar[0]] == "NaN in round 1"
 
 
-@pytest.mark.parametrize("seeds, rounds", [(5, range(5, 101, 5)), (150, range(20, 101, 20))])
-def test_stored_curves_are_short_but_keep_their_shape(seeds, rounds):
-    curve = [float(r) for r in range(5, 101, 5)]
-    stored = collect.thin_curves(dict(curve=[curve] * seeds, round=[curve] * seeds))
-    assert stored == dict(curve=[list(rounds)] * seeds, round=[list(rounds)])
+@pytest.mark.parametrize(
+    "seeds, evaluations, stored",
+    [(5, 20, 20), (60, 20, 5), (150, 20, 5), (150, 16, 6), (150, 6, 6), (150, 3, 3), (5, 100, 20)],
+)
+def test_stored_curves_are_short_but_keep_their_shape(seeds, evaluations, stored):
+    curve = list(range(1, evaluations + 1))
+    trace = collect.thin_curves(dict(curve=[curve] * seeds, round=[curve] * seeds))
+    (kept,) = trace["round"]
+    assert trace["curve"] == [kept] * seeds
+    assert len(kept) == stored and kept[-1] == evaluations and len(set(np.diff(kept))) == 1
 
 
 def test_lines_of_other_draws_are_told_and_not_paired(tmp_path):
