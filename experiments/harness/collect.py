@@ -27,8 +27,8 @@ from .verdicts import WRONG
 # keys of NOTES
 DESCRIBED = ("differs", "draws", "seeds", "last", "devices", "not_tuned", "at_edge", "stale")
 MAX_EVALUATIONS = 20  # of a stored curve
-MIN_EVALUATIONS = 5  # that are stored even of many seeds, so that curves keep their shape
-MAX_VALUES = 400  # of a stored curve, over all seeds, if these are MIN_EVALUATIONS or more
+MIN_EVALUATIONS = 5  # of a stored curve of many seeds, so that it keeps its shape
+MAX_VALUES = 400  # of a stored curve, over all seeds, unless MIN_EVALUATIONS need more
 
 
 def collect(module: str, folders, into, merge: bool = False, replace: bool = False) -> Path:
