@@ -112,9 +112,9 @@ def thin_curves(trace: dict[str, list]) -> dict[str, list]:
         trace: metric -> its values [seeds, evaluations].
 
     Returns:
-        The same metrics at no more than MAX_EVALUATIONS evaluations, evenly spaced up to the last
-        one. If there are many seeds, these are fewer, but at least MIN_EVALUATIONS if there were as
-        many. Rounds that all seeds share are stored once.
+        The same metrics at MAX_EVALUATIONS evaluations or fewer, evenly spaced up to the last one.
+        Curves of many seeds are shorter, but keep MIN_EVALUATIONS if they had as many. Rounds that
+        all seeds share are stored once.
     """
     thinned = {}
     seeds = max(map(len, trace.values()), default=1)

@@ -463,8 +463,9 @@ def commands(paper: str) -> str:
             hours = ", ".join(filter(None, facts))
             each.append(f"`{name}`" + (f" ({hours})" if hours else ""))
     return (
-        "The claims above rest on these experiments. In brackets is the time of their runs, also "
-        "of runs that were replaced, on one or two shared CPU cores if no other device is named. "
+        "The claims above rest on these experiments. In brackets is the time of their runs, for "
+        "some also of runs that were replaced, on one or two shared CPU cores if no other device "
+        "is named. "
         "Experiments that have runs in common run them once. " + ", ".join(each) + "."
     )
 
