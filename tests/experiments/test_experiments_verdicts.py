@@ -193,14 +193,17 @@ def test_the_best_of_several_lines_between_the_ends_has_a_smaller_level():
 
 
 def test_lines_at_chance_are_not_ranked():
-    fields = dict(a=dict(dataset="mnist"), b=dict(dataset="mnist"), c=dict(dataset="emnist"))
+    fields = {name: dict(dataset="mnist") for name in "abd"} | dict(c=dict(dataset="emnist"))
     claims = [Claim(p, verdicts.beats([tuple(p)])) for p in ("ab", "ba", "ac")]
+    claims.append(Claim("several", verdicts.beats([tuple(p) for p in ("ac", "ab", "db")])))
     claims.append(Claim("printed", verdicts.near_printed(dict(a=0.3, b=0.13), 0.03)))
     experiment = Experiment("", {}, fields, tuple(claims))
-    lines = dict(a=near(0.3), b=near(0.13), c=near(0.13))  # one of 47 is below that
+    # for c, chance is one of 47
+    lines = dict(a=near(0.3), b=near(0.13), c=near(0.13), d=near(0.12))
     found = runner.judged(experiment, lines)
-    assert [v["verdict"] for v in found] == [UNKNOWN, UNKNOWN, HOLDS, HOLDS]
+    assert [v["verdict"] for v in found] == [UNKNOWN, UNKNOWN, HOLDS, UNKNOWN, HOLDS]
     assert found[0]["seen"] == "0 of 1 pairs compared: at chance: b"
+    assert found[3]["seen"].endswith("1 of 3 pairs compared: at chance: b, d")  # each once
     part = results_file.Experiment(verdicts=[results_file.Verdict(**found[0])])
     assert "at chance" in stories.reason(part, part.verdicts[0])
     (above, *_) = runner.judged(experiment, dict(lines, b=near(0.16)))
