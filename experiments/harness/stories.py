@@ -15,6 +15,7 @@ docs/site/stories.toml says which claims a page shows, and holds texts that quot
     {gain: EXPERIMENT | LINE | LESS}    the same over their common seeds, with half of a 95 %
                                         interval
     {verdict: EXPERIMENT | CLAIM}       as stored
+    {judged: EXPERIMENT | CLAIM}        the verdict, with the number of seeds
     {same: EXPERIMENT | CLAIM | EXPERIMENT | CLAIM}  the verdict that two claims share
     {distance: EXPERIMENT | CLAIM}      mean distance of the values from the printed ones, and the
                                         verdict
@@ -445,7 +446,7 @@ def _shown(paper: str) -> list:
     named = []
     for row in page_words()[paper]["claims"]:
         named += [check[0] for check in row["checks"]]
-        named += re.findall(r"{verdict: (\w+)", row.get("note", ""))
+        named += re.findall(r"{(?:verdict|judged): (\w+)", row.get("note", ""))
     return [name for name in dict.fromkeys(named) if name]
 
 
@@ -723,6 +724,11 @@ def _most(paper, name, start):
     return f"{max(mean for mean in means if mean is not None):.3f}"
 
 
+def _judged(paper, name, claim):
+    given = verdict(paper, name, claim)
+    return f"*{given.verdict}*{_means(given)[1]}"
+
+
 def _same(paper, name, claim, other, other_claim):
     one, two = (verdict(paper, *of).verdict for of in ((name, claim), (other, other_claim)))
     if one != two:
@@ -789,7 +795,7 @@ QUOTES = dict(
     points=_points,
     gain=_gain,
     verdict=lambda paper, name, *claim: verdict(paper, name, " | ".join(claim)).verdict,
-    seeds=lambda paper, name: str(len(experiment(paper, name).seeds)),
+    judged=_judged,
     same=_same,
     constant=lambda paper, name, *claim: _constant(verdict(paper, name, " | ".join(claim))),
     distance=lambda paper, name, claim: _distance(verdict(paper, name, claim)),
