@@ -125,7 +125,7 @@ SOUND = dict(PRINTED, mode="sound")
 # available here.
 NUM_SEEDS = dict(fig1ab=20, fig1cd=40, fig3=60, table2=60, fig5=60, fig6a=30, fig6c=60, fig7a=60)
 # Fixed after verdicts with the first number were undecided; judged at half the level.
-SECOND_NUM_SEEDS = dict(fig1ab=80, fig3=150, remark1=60, table2=150)
+SECOND_NUM_SEEDS = dict(fig1ab=80, fig1gh=20, fig3=150, remark1=60, table2=150)
 OPEN = "rounds, clip norm and distribution of the sizes are ours: the paper gives none"
 QUICK = dict(rounds=3, steps=5, evaluate_every=1)
 PRIVATE = ("DPFedAvg", "DPSCAFFOLD", "DPNFL", "AdDPNFL")
