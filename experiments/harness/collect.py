@@ -139,12 +139,12 @@ def _notes(stored: results.Experiment, experiment, lines: dict) -> dict[str, str
     of_rounds = 100 * experiment.last
     planned = len(experiment.seeds)
     done = sum(len(line.seeds) >= planned for line in lines.values())
-    ran = f"{done} of {len(experiment.lines)} lines ran"
     interim = (
-        f"{ran} again, with {planned} seeds; the others keep their first seeds"
+        f"{done} of the {len(lines)} lines that ran have the second number of seeds, {planned}; "
+        "the others keep the first"
         if experiment.wrong < WRONG
-        else f"{ran} with the {planned} seeds that were fixed for this figure. Verdicts on other "
-        "lines are not final"
+        else f"{done} of {len(experiment.lines)} lines ran with the {planned} seeds that were "
+        "fixed for this figure. Verdicts on other lines are not final"
     )
     return dict(
         differs=experiment.differs,
