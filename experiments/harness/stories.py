@@ -466,8 +466,7 @@ def commands(paper: str) -> str:
     return (
         "The claims above rest on these experiments. In brackets is the time of their runs, for "
         "some also of runs that were replaced, on one or two shared CPU cores if no other device "
-        "is named. "
-        "Experiments that have runs in common run them once. " + ", ".join(each) + "."
+        "is named. Experiments that have runs in common run them once. " + ", ".join(each) + "."
     )
 
 

@@ -412,12 +412,12 @@ def beats(pairs, key: str | None = None, low: float = 0.0, high: float = math.in
 
     def check(results):
         run = [p for p in pairs if not known(results, *p, key=key)]
-        others = dict.fromkeys(name for p in pairs if p not in run for name in p)
+        left_out = dict.fromkeys(name for p in pairs if p not in run for name in p)
         same = SAME.get(key, 0.0) if (low, high) == (0.0, math.inf) else 0.0
         found = tuple(
             Comparison(difference(results, a, b, key), low, high, same=same) for a, b in run
         )
-        why = known(results, *others, key=key)
+        why = known(results, *left_out, key=key)
         return Evidence(found, why and f"{len(run)} of {len(pairs)} pairs compared: {why}")
 
     return check
