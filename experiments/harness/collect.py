@@ -96,9 +96,8 @@ def judge_stored(stored: results.Experiment, experiment):
         experiment: the figure as the module of the paper defines it.
     """
     lines = {n: stored_line(line, tuple(stored.seeds)) for n, line in stored.lines.items()}
-    if experiment.claims:
-        found = judged(experiment, lines, stored.unread)
-        stored.verdicts = [results.Verdict(**verdict) for verdict in found]
+    found = judged(experiment, lines, stored.unread)
+    stored.verdicts = [results.Verdict(**verdict) for verdict in found]
     notes = _notes(stored, experiment, lines) if lines else {}
     headings = {key: results.NOTES[key] + ": " for key in DESCRIBED}
     others = [n for n in stored.notes if not n.startswith(tuple(headings.values()))]

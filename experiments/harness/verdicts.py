@@ -413,7 +413,8 @@ def beats(pairs, key: str | None = None, low: float = 0.0, high: float = math.in
     def check(results):
         run = [p for p in pairs if not known(results, *p, key=key)]
         left_out = dict.fromkeys(name for p in pairs if p not in run for name in p)
-        same = SAME.get(key, 0.0) if (low, high) == (0.0, math.inf) else 0.0
+        directed = (low, high) in ((0.0, math.inf), (-math.inf, 0.0))
+        same = SAME.get(key, 0.0) if directed else 0.0
         found = tuple(
             Comparison(difference(results, a, b, key), low, high, same=same) for a, b in run
         )

@@ -67,6 +67,19 @@ def test_every_check_of_the_papers_is_counted():
         assert sum(map(int, rows)) == open_
 
 
+@pytest.mark.parametrize("paper", stories.PAPERS)
+def test_a_page_shows_the_verdict_that_counts_for_each_of_its_claims(paper):
+    """Else a page could show the checks that hold, and count the claim as not reproduced."""
+    counted, shown = results.statements(stories.stored(paper).parts()), {}
+    for row in stories.page_words()[paper]["claims"]:
+        for name, claim, *_ in row["checks"]:
+            given = stories.verdict(paper, name, claim)
+            if given.whose == "paper":
+                key = given.statement or f"{name}: {given.claim}"
+                shown.setdefault(key, set()).add(given.verdict)
+    assert shown and {k for k, seen in shown.items() if counted[k] not in seen} == set()
+
+
 @pytest.mark.parametrize(
     ("text", "where"),
     [

@@ -287,7 +287,10 @@ def summary(cells) -> list:
 
 
 def claims(cells) -> list:
-    """Return the verdicts on the paper's statements about these cells, by their losses."""
+    """Return the verdicts on the paper's statements about these cells, by their losses.
+
+    They are ours, because these cells have softmax regression and the paper has a network.
+    """
     ends = {}
     for c in cells:
         if c["seed"] not in OTHERS:
@@ -306,8 +309,7 @@ def claims(cells) -> list:
                         f"{figure}: {one.assignment}, {name(one)}, ends below "
                         f"{other.assignment}, {name(other)}",
                         compared(a, b),
-                        statement=f"{figure}: {label(one, 'printed')} ends below "
-                        f"{label(other, 'printed')}",
+                        whose="ours",
                     )
                 )
     experiment = Experiment("", {}, {}, tuple(found), differs=SOFTMAX)
