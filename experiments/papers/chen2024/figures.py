@@ -278,9 +278,7 @@ FIGURE3 = (
         rougher("Synthetic(5,5) AdDPNFL", "Synthetic-IID AdDPNFL"),
     ),
 )
-FIGURE4 = (
-    *(c for s in PSI for c in ranking(s)), *_across(PSI, TRENDS), _peak(PSI, "DPSCAFFOLD")
-)
+FIGURE4 = (*(c for s in PSI for c in ranking(s)), *_across(PSI, TRENDS), _peak(PSI, "DPSCAFFOLD"))
 COHORTS = (5, 10, 20)  # of Remark 1; the paper has 10
 EPSILONS, DEGREES, ADAPTIVITY = (
     (0.1, 0.3, 1.0, 3.0, 10.0),
@@ -499,9 +497,7 @@ def _tuned():
         "Synthetic: softmax regression" + words,
         {},
         _LINEAR,
-        tuple(
-            dataclasses.replace(c, text=c.text + words, whose="ours") for c in claims
-        ),
+        tuple(dataclasses.replace(c, text=c.text + words, whose="ours") for c in claims),
         QUICK,
         runs=RUNS,
         quick_lines=tuple(_LINEAR)[:5],

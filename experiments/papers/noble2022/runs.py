@@ -281,13 +281,13 @@ def as_drawn(curves):
 # --- tables without lines
 
 
-def proved_of(run: noble2022.Setting) -> dict:
-    """Return view -> the proved epsilon of a run.
+def as_config(run: noble2022.Setting, **noise) -> Config:
+    """Return a run of the paper as a Config.
 
-    It does not depend on the rows, so synthetic rows replace those that are not available.
+    Its privacy does not depend on the rows, so synthetic rows replace those that are not available.
     """
     rows = round(1 / run.users / run.delta)  # that a user trains on: delta is 1 / (M R)
-    config = Config(
+    return Config(
         algorithm="fedavg",
         dataset="synthetic",
         partition="natural",
@@ -300,17 +300,27 @@ def proved_of(run: noble2022.Setting) -> dict:
         rounds=run.rounds,
         lr=0.1,
         clip_norm=1.0,
-        noise_multiplier=run.sigma_g,
         delta=run.delta,
-        mode="as_printed",
-        view="third_party",
+        **noise,
     )
-    plan, config = build.build(config)
+
+
+def proved_of(run: noble2022.Setting) -> dict:
+    """Return view -> the proved epsilon of a run."""
+    printed = dict(noise_multiplier=run.sigma_g, mode="as_printed", view="third_party")
+    plan, config = build.build(as_config(run, **printed))
     return {
         g["view"]: g["epsilon"]
         for g in privacy(plan, config, config.rounds)
         if g["status"] == "proved"
     }
+
+
+def enough_for(epsilon: float, run: noble2022.Setting, view: str) -> float:
+    """Return the noise multiplier with which a run has this proved epsilon."""
+    _, config = build.build(as_config(run, epsilon=epsilon, mode="sound", view=view))
+    assert config.noise_multiplier is not None
+    return config.noise_multiplier
 
 
 def printed_accounting() -> list[list]:
@@ -347,7 +357,7 @@ def worth(name, experiment, out, quick):
     rows = []
     for place, (run, stated) in list(noble2022.STATED.items())[: 1 if quick else None]:
         proved = proved_of(run)
-        needed = [noble2022.proved_noise(stated, *run[1:], bound=b) for b in ("P1", "server")]
+        needed = [enough_for(stated, run, view) for view in ("third_party", "server")]
         rows.append(
             [
                 place,
