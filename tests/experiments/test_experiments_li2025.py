@@ -106,8 +106,19 @@ def test_noise_in_the_model_is_that_of_the_gradient_over_the_rate():
     sizes = np.asarray(plans["model"].fed.size)
     formula = paper.noise_std_printed(last, 3, 1.0, 10, sizes, 0.5, 1e-5)
     assert std["model"] * whole == pytest.approx(np.asarray(formula.value), rel=1e-5)
-    claimed = li2025_plans.privacy_in_model(plans["model"], config)
+    claimed = li2025_plans.privacy_of_reading(plans["model"], config)
     assert claimed[-1]["epsilon"] == li2025_plans.privacy(plans["gradient"], config)[-1]["epsilon"]
+
+
+def test_the_other_reading_of_line_8_clips_each_step_and_has_the_same_noise():
+    config = of(**PRINTED, steps=3)
+    each, last = (li2025_plans.build(config, reading=r) for r in ("every step", "gradient"))
+    clips = [p.algorithm.client.static["clip_steps"] for p in (each, last)]
+    assert clips == ["all", "last"]
+    noise = [p.algorithm.client.data["mechanism"].stages[-1].noise(3) for p in (each, last)]
+    assert np.asarray(noise[0]) == pytest.approx(np.asarray(noise[1]))
+    (claimed,) = li2025_plans.privacy_of_reading(each, config)
+    assert claimed["status"] == "claimed"  # and nothing is proved for so little noise
 
 
 @pytest.mark.slow

@@ -32,7 +32,8 @@ from . import claims as li2025
 FAILURE = 1e-8  # a client may exceed the participations that are counted; paid from delta
 
 
-READINGS = ("gradient", "model")  # where equation (13) puts the noise
+# Equation (13) puts the noise into the gradient or the model; line 8 clips the last step or each.
+READINGS = ("gradient", "model", "every step")
 
 
 def build(config, clock="step", lr=None, reading="gradient"):
@@ -46,7 +47,8 @@ def build(config, clock="step", lr=None, reading="gradient"):
         clock: lr / sqrt(1 + t) for t local steps ("step") or rounds ("round").
         lr: another schedule of steps.
         reading: for a config as printed.  "gradient": the last step is w - lr (g + noise), as in
-            the paper's proof; "model": it is w - lr g + noise, as for its sensitivity.
+            the paper's proof, and only its gradient is clipped; "model": it is w - lr g + noise, as
+            for the paper's sensitivity; "every step": as "gradient", but each step is clipped.
     """
     fed = assemble.federation(config)
     task, batch = models.logistic(fed), getattr(batches, config.batch_sampler)(config.batch)
@@ -77,7 +79,7 @@ def build(config, clock="step", lr=None, reading="gradient"):
         )
         if reading == "model":
             noise = Fn(_std_in_model, noise.data, noise.static)
-        return make(gaussian(std=noise), clip_steps="last")
+        return make(gaussian(std=noise), clip_steps="all" if reading == "every step" else "last")
     return make(gaussian(multiplier(config, fed)))
 
 
@@ -99,21 +101,26 @@ def multiplier(config, fed):
 
 def privacy(plan, config):
     """Return the proved guarantee for the server, and the paper's claim for a run as printed."""
-    found = [
-        guarantee_rows.as_row(
-            guarantees.guarantee(plan, config.rounds, config.delta, view="server")
-        )
-    ]
+    found = _proved(plan, config)
     if config.mode == "as_printed":
         found.append(guarantee_rows.as_row(as_printed.claimed(plan, config.rounds, config.delta)))
     return found
 
 
-def privacy_in_model(plan, config):
-    """Return `privacy`; the paper's formula claims the same in both readings."""
-    found = privacy(plan, config)
+def _proved(plan, config):
+    """Return the guarantee for the server, as a list; empty if the noise is too weak for any."""
+    try:
+        proved = guarantees.guarantee(plan, config.rounds, config.delta, view="server")
+    except guarantees.Overflow:
+        return []
+    return [guarantee_rows.as_row(proved)]
+
+
+def privacy_of_reading(plan, config):
+    """Return `privacy`; the paper's formula claims the same in all readings."""
+    found = _proved(plan, config)
     if config.mode == "as_printed":
-        found[-1] = privacy(build(config), config)[-1]
+        found.append(privacy(build(config), config)[-1])
     return found
 
 
@@ -128,7 +135,7 @@ def runs(clock="step", reading="gradient"):
     return Plans(
         functools.partial(made, clock=clock, reading=reading),
         seeded=True,
-        privacy=privacy if reading == "gradient" else privacy_in_model,
+        privacy=privacy if reading == "gradient" else privacy_of_reading,
         epsilons=None,
         trace=CURVE,
     )
@@ -193,7 +200,7 @@ def budgets(config, clock="step", reading="gradient"):
     std = li2025.noise_std_printed(
         rates[-1], config.steps, config.clip_norm, config.batch, rows, config.epsilon, config.delta
     ).value
-    shrunk = rates[-1] if reading == "gradient" else 1.0
+    shrunk = 1.0 if reading == "model" else rates[-1]
     level = shrunk * float(std) / float(li2025.sensitivity_sound(rates, config.clip_norm))
     return dict(
         zip(names, (None, float(li2025.round_epsilon(level, config.delta, rate)), None, claimed))
