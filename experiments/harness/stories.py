@@ -655,7 +655,10 @@ def _listed(means: list, unit: str) -> str:
     """List means with half intervals: each of them, or the range of more than MAX_LISTED."""
     scale, digits = (100, 1) if unit == "points" else (1, 3)
     sign = "" if unit == RATIO else "+"
-    half = lambda width, more=0: f"{scale * float(width):.{2 + more}g}"
+
+    def half(width, more=0):
+        shown = f"{scale * float(width):.{2 + more}g}"
+        return f"{float(shown):.0f}" if "e+" in shown else shown
 
     def number(mean, more=0):
         value = round(scale * float(mean), digits + more)

@@ -90,8 +90,8 @@ def rougher(rough, smooth):
     def check(results):
         if why := known(results, rough, smooth, key="curve"):
             return Evidence(missing=why)
-        if any(results[n].trace["curve"].shape[1] < 5 for n in (rough, smooth)):
-            return Evidence(missing="too few evaluations")
+        if any(results[n].trace["curve"].shape[1] < 10 for n in (rough, smooth)):
+            return Evidence(missing="curves stored with fewer than ten evaluations")
         if len({results[n].trace["curve"].shape[1] for n in (rough, smooth)}) > 1:
             return Evidence(missing="curves with the same number of evaluations")
         one, other = moves(results[rough]), moves(results[smooth])
@@ -248,8 +248,10 @@ def _across(settings, signs):
     first, *_, last = settings
     word = {1: "rises", -1: "falls"}
     return tuple(
-        Claim(f"{n} {word[s]} from {first} to {last}", changes(f"{first} {n}", f"{last} {n}", s))
+        # Figures that share runs share the statement.
+        Claim(text, changes(f"{first} {n}", f"{last} {n}", s), statement=text)
         for n, s in signs.items()
+        for text in [f"{n} {word[s]} from {first} to {last}"]
     )
 
 
@@ -497,7 +499,9 @@ def _tuned():
         "Synthetic: softmax regression" + words,
         {},
         _LINEAR,
-        tuple(dataclasses.replace(c, text=c.text + words, whose="ours") for c in claims),
+        tuple(
+            dataclasses.replace(c, text=c.text + words, whose="ours", statement="") for c in claims
+        ),
         QUICK,
         runs=RUNS,
         quick_lines=tuple(_LINEAR)[:5],
@@ -575,7 +579,7 @@ EXPERIMENTS = dict(
         "instead of fig4: MNIST, Dirichlet, softmax regression",
         {},
         _settings(PSI, dict(LINEAR, dataset="mnist", partition="dirichlet")),
-        tuple(dataclasses.replace(c, whose="ours") for c in FIGURE4),
+        tuple(dataclasses.replace(c, whose="ours", statement="") for c in FIGURE4),
         QUICK,
         runs=RUNS,
         differs=f"MNIST and softmax regression instead of CIFAR-10 and a network; {OPEN}",

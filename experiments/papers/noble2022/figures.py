@@ -427,6 +427,7 @@ def on_classes(title, data, steps, runs: Any = DRAWN):
         Claim(
             "and than FedAvg without privacy on one class a client",
             beats(against(("0%",), updates, "FedAvg")),
+            whose="paper" if data == "mnist" else "ours",  # the paper names the row of MNIST
         ),
         *([without_noise(("10%", "0%"), updates=updates)] if steps == 50 else []),
         # The paper says the first of Figure 10, and the second of Figure 3.

@@ -42,6 +42,14 @@ def lower(one, other):
     return beats([(one, other)], "loss")
 
 
+def _ours(name, other) -> bool:
+    """Return whether the paper's text does not state a comparison with this run.
+
+    Of Figure 4 it says only that equal factors are wrong, and of Figure 9 nothing.
+    """
+    return name == "fig9" or (name == "fig4" and other.assignment != "equal")
+
+
 # --- figures
 
 
@@ -60,7 +68,7 @@ def figure(name) -> Experiment:
         Claim(
             f"{split} {label(a, mode)} ends below {label(b, mode)}",
             lower(f"{split} {label(a, mode)}", f"{split} {label(b, mode)}"),
-            "paper" if mode in ("plain", "printed") else "ours",
+            "paper" if mode in ("plain", "printed") and not _ours(name, b) else "ours",
             f"{name}: {label(a, mode)} ends below {label(b, mode)}",
         )
         for split in SPLITS

@@ -289,7 +289,7 @@ def summary(cells) -> list:
 def claims(cells) -> list:
     """Return the verdicts on the paper's statements about these cells, by their losses.
 
-    They are ours, because these cells have softmax regression and the paper has a network.
+    They are ours, because the figures judge these statements, with the network of the paper.
     """
     ends = {}
     for c in cells:

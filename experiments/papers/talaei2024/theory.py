@@ -379,7 +379,7 @@ STATEMENTS = MappingProxyType(
             *_below(Run("0-1-2", 20.0), Run("0-1-2", 5.0)),
             *_below(Run("0-1-2", 5.0), Run("equal", 20.0)),
         ),
-        "fig4": _below(Run("0-2-1"), Run("equal")),
+        "fig4": _below(Run("0-2-1"), *_plain(2)),
         "fig5": _below(Run("0-2-1", 20.0), Run("equal", 20.0)),
         "fig6": tuple((r, Run("equal")) for r in _plain(3)[1:]),
         "fig7": _below(Run("1-3-5", 20.0), Run("equal", 20.0)),
