@@ -147,17 +147,18 @@ def _checked(paper: str, row: dict) -> list[Checked]:
 def _measured_in_row(checked: list[Checked], whole: bool) -> str:
     """Return what was measured in the checks of a claim with one verdict.
 
-    They have their labels or their number, unless they are the whole claim.
+    They have their labels or their number, unless they are the whole claim. Checks with different
+    units are listed one by one.
     """
     each = [re.sub(r" \([^()]*seeds\)$", "", c.measured) for c in checked]
-    labels, unit = [_cell(c.label) for c in checked], checked[0].unit
-    if len(checked) <= MAX_SEPARATE and not whole:
+    labels, units = [_cell(c.label) for c in checked], {c.unit for c in checked}
+    if len(units) > 1 or (len(checked) <= MAX_SEPARATE and not whole):
         seen = {m: _labelled([b for b, n in zip(labels, each) if n == m]) for m in each}
         return "; ".join(f"{label}: {m}" for m, label in seen.items())
     head = _labelled(labels)
     joined = all(_means(c.given)[0] and c.given.verdict != UNKNOWN for c in checked)
     if joined and len(checked) > 1:
-        each = [measured_together([c.given for c in checked], unit)]
+        each = [measured_together([c.given for c in checked], *units)]
     return ("" if whole else f"{head}: ") + "; ".join(dict.fromkeys(each))
 
 

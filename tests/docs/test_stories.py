@@ -155,6 +155,18 @@ def test_a_claim_has_a_row_for_each_verdict_of_the_papers_own_checks(monkeypatch
     assert "| +10.0 ± 1, +20.0 ± 2 points |" in both[0] and len(both) == 3
 
 
+def test_checks_with_different_units_do_not_share_a_unit():
+    """Also if they are all checks of a claim."""
+    given = lambda seen: results.Verdict("c", "holds", f"{seen} (95 % intervals, 5 seeds)")
+    parts = [
+        (given("+0.500 ± 0.01"), "loss", "in loss"),
+        (given("+0.250 ± 0.01"), "accuracy", "points"),
+    ]
+    checked = [stories.Checked(n, u, v, stories.measured(v, u)) for v, n, u in parts]
+    shown = stories._measured_in_row(checked, whole=True)
+    assert shown == "loss: +0.500 ± 0.01 in loss; accuracy: +25.0 ± 1 points"
+
+
 def test_a_printed_number_agrees_if_one_more_run_could_have_it():
     """In 95 % of the cases, so that neither a mean's interval nor the range of seeds decides."""
     values = np.array([0.40, 0.44, 0.46, 0.50])
