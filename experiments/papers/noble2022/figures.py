@@ -677,7 +677,7 @@ EXPERIMENTS = dict(
     fig3=on_synthetic(
         "accuracy",
         (
-            # The text says of the loss only that the gap grows.
+            # Where the text says that the gap grows, it names the loss of Figure 1.
             first_is_best(PAIRED, None),
             *ours(with_heterogeneity(None)[1:]),
             Claim(
