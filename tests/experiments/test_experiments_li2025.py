@@ -112,7 +112,7 @@ def test_noise_in_the_model_is_that_of_the_gradient_over_the_rate():
 
 def test_the_other_reading_of_line_8_clips_each_step_and_has_the_same_noise():
     config = of(**PRINTED, steps=3)
-    each, last = (li2025_plans.build(config, reading=r) for r in ("every step", "gradient"))
+    each, last = (li2025_plans.build(config, reading=r) for r in ("step", "gradient"))
     clips = [p.algorithm.client.static["clip_steps"] for p in (each, last)]
     assert clips == ["all", "last"]
     noise = [p.algorithm.client.data["mechanism"].stages[-1].noise(3) for p in (each, last)]

@@ -249,9 +249,12 @@ def _across(settings, signs):
     word = {1: "rises", -1: "falls"}
     return tuple(
         # Figures that share runs share the statement.
-        Claim(text, changes(f"{first} {n}", f"{last} {n}", s), statement=text)
+        Claim(
+            text := f"{n} {word[s]} from {first} to {last}",
+            changes(f"{first} {n}", f"{last} {n}", s),
+            statement=text,
+        )
         for n, s in signs.items()
-        for text in [f"{n} {word[s]} from {first} to {last}"]
     )
 
 

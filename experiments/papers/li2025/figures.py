@@ -68,7 +68,7 @@ MEDIANS = dict(mnist=dict(iid=2.40, noniid=3.13), adult=dict(iid=1.79, noniid=1.
 BY_MEDIAN = ", G by median"  # ends the names of such lines
 MODES = dict(printed=dict(mode="as_printed"), sound={})
 # Name of the lines -> reading of `plans.build`.
-OTHER_READINGS = {"noise in the model": "model", "every step clipped": "every step"}
+OTHER_READINGS = {"noise in the model": "model", "every step clipped": "step"}
 
 
 # --- claims
@@ -421,8 +421,7 @@ for d in DATA:
         of_reading = fig2(d, {words: MODES["printed"]}, what=f", {words}", reading=reading)
         # a reading changes private lines only: the others are those of figure 2
         free = {n: (f"fig2-{d}", n) for n in of_reading.baselines}
-        name = f"fig2-{d}-{reading.removeprefix('every ')}"
-        EXPERIMENTS[name] = dataclasses.replace(of_reading, same_law=free)
+        EXPERIMENTS[f"fig2-{d}-{reading}"] = dataclasses.replace(of_reading, same_law=free)
     EXPERIMENTS[f"fig2-{d}-median"] = fig2(
         d,
         {f"printed{BY_MEDIAN}": MODES["printed"]},

@@ -33,7 +33,7 @@ FAILURE = 1e-8  # a client may exceed the participations that are counted; paid 
 
 
 # Equation (13) puts the noise into the gradient or the model; line 8 clips the last step or each.
-READINGS = ("gradient", "model", "every step")
+READINGS = ("gradient", "model", "step")
 
 
 def build(config, clock="step", lr=None, reading="gradient"):
@@ -48,7 +48,7 @@ def build(config, clock="step", lr=None, reading="gradient"):
         lr: another schedule of steps.
         reading: for a config as printed.  "gradient": the last step is w - lr (g + noise), as in
             the paper's proof, and only its gradient is clipped; "model": it is w - lr g + noise, as
-            for the paper's sensitivity; "every step": as "gradient", but each step is clipped.
+            for the paper's sensitivity; "step": as "gradient", but each step is clipped.
     """
     fed = assemble.federation(config)
     task, batch = models.logistic(fed), getattr(batches, config.batch_sampler)(config.batch)
@@ -79,7 +79,7 @@ def build(config, clock="step", lr=None, reading="gradient"):
         )
         if reading == "model":
             noise = Fn(_std_in_model, noise.data, noise.static)
-        return make(gaussian(std=noise), clip_steps="all" if reading == "every step" else "last")
+        return make(gaussian(std=noise), clip_steps="all" if reading == "step" else "last")
     return make(gaussian(multiplier(config, fed)))
 
 

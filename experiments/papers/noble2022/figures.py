@@ -569,7 +569,7 @@ def table(name, title, alpha, beta, published, alike, **changes):
         Claim(
             "accuracies as printed, to 3 points",
             near_printed(accuracy, 0.03),
-            whose="ours",  # printed numbers are no claim of the paper
+            whose="ours",  # printed numbers are not claims
         ),
     )
     by_the_text = not (alike or changes)

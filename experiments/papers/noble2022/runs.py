@@ -380,7 +380,7 @@ def worth(name, experiment, out, quick):
     claim = Claim(
         "the printed ε and T are those of the paper's accountant, T to within one round",
         exactly(agree == len(printed), f"{agree} of {len(printed)} agree"),
-        whose="ours",  # printed numbers are no claim of the paper
+        whose="ours",  # printed numbers are not claims
     )
     attained, allowed = noble2022_gaps.round_counterexample(1.0, 20, 800)
     published, _, exact = noble2022_gaps.participation_counterexample(1000, 0.01, 1000, 1.0, 1e-6)
