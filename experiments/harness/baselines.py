@@ -23,7 +23,8 @@ ends.
              without, at all of `Experiment.grid`, on the same seeds, for a line with the middle
              noise or setting.  The choice applies to all lines of the method.  If runs are long,
              the grid may be a part of RATES (`around`), of the same length for all.  A grid with
-             clip norms is continued by two values along an axis whose end is best, once.
+             clip norms is continued by two values along an axis whose end is best, once.  A decay
+             (of noise or of a clip norm, over a run) is not continued beyond 1, which is no decay.
 
 The choices are in experiments/results/baselines.json, from which the figures take their rates.
 """
@@ -33,6 +34,7 @@ import importlib
 import itertools
 import json
 import math
+import operator
 import re
 import sys
 import typing
@@ -59,7 +61,9 @@ FILE = Path(__file__).parents[1] / "results" / "baselines.json"
 RATES = tuple(round(10 ** (k / 3), 6) for k in range(-9, 4))  # 0.001 to 10
 NUM_EXTRA_RATES = 6
 NUM_EXTRA_VALUES_WITH_CLIP = 2
-STEP = dict(lr=10 ** (1 / 3), clip_norm=2.0)  # ratio of neighbouring values
+# ratio of neighbouring values
+STEP = dict(lr=10 ** (1 / 3), clip_norm=2.0, clip_decay=2.0, noise_decay=2.0**0.5)
+NO_DECAY = {("clip_decay", 1.0), ("noise_decay", 1.0)}  # beyond it a grid does not go on
 SERVER_FACTORS = (1.0, 10.0, 100.0)
 SEEDS = (1000, 1001)
 LEAST_L2 = 1e-4  # without l2 there may be no minimiser
@@ -151,7 +155,7 @@ def _with(experiment, found: dict):
     measured = {line: found.get(of, {}) for line, of in chosen_for.items()}
     for line, fields in experiment.lines.items():
         chosen = measured.get(line, {}).get("chosen")
-        lines[line] = fields | chosen if chosen else fields
+        lines[line] = experiment.with_values(fields, chosen) if chosen else fields
         if chosen and not experiment.methods:
             lines[line + FIRST] = fields
     reached = {n: f["reached"] for n in experiment.lines if (f := found.get(n, {})).get("reached")}
@@ -189,7 +193,15 @@ def reach(config: Config, plans: Plans, seeds) -> dict:
     return found
 
 
-def choose(name: str, config: Config, axes: dict, plans: Plans, out: Path, kept: Path) -> Choice:
+def choose(
+    name: str,
+    config: Config,
+    axes: dict,
+    plans: Plans,
+    out: Path,
+    kept: Path,
+    with_values=operator.or_,
+) -> Choice:
     """Run the grid of a line.
 
     Args:
@@ -199,6 +211,7 @@ def choose(name: str, config: Config, axes: dict, plans: Plans, out: Path, kept:
         plans: as in the experiment.
         out: directory of the grids.
         kept: directory of the runs.
+        with_values: as in the experiment.
     """
     axes, grid = dict(axes), {}
     plans = dataclasses.replace(plans, privacy=unaccounted, epsilons=None)
@@ -206,7 +219,7 @@ def choose(name: str, config: Config, axes: dict, plans: Plans, out: Path, kept:
     def run(axes):
         points = [p for p in itertools.product(*axes.values()) if p not in grid]
         configs = {
-            _label(name, p): dataclasses.replace(config, **dict(zip(axes, p))) for p in points
+            _label(name, p): Config(**with_values(vars(config), dict(zip(axes, p)))) for p in points
         }
         folders = {label: out / label.replace(" ", "_").replace("/", "_") for label in configs}
         of = {_label(name, p): p for p in points}
@@ -216,7 +229,8 @@ def choose(name: str, config: Config, axes: dict, plans: Plans, out: Path, kept:
             print(f"{label}: {np.mean(accuracy):.4f}", file=sys.stderr)
 
     best = lambda: max(sorted(grid), key=lambda p: np.mean(grid[p]))
-    open_at = lambda p: {n: v for n, v in zip(axes, p) if v in (axes[n][0], axes[n][-1])}
+    at_end = lambda n, v: v in (axes[n][0], axes[n][-1]) and (n, v) not in NO_DECAY
+    open_at = lambda p: {n: v for n, v in zip(axes, p) if at_end(n, v)}
     run(axes)
     continued = {n: v for n, v in open_at(best()).items() if n != "server_lr"}
     more = NUM_EXTRA_VALUES_WITH_CLIP if "clip_norm" in axes else NUM_EXTRA_RATES
@@ -308,7 +322,8 @@ def choose_all(figure: str, experiment, out: Path, kept: Path, lines=(), served=
             noisy = config.noise_multiplier is not None or config.epsilon is not None
             grid = experiment.grid if isinstance(experiment.grid, dict) else experiment.grid(line)
             axes = {n: v for n, v in grid.items() if noisy or n != "clip_norm"}
-            choice = choose(f"{figure} {line}", config, axes, _plans(experiment), out, kept)
+            plans, values = _plans(experiment), experiment.with_values
+            choice = choose(f"{figure} {line}", config, axes, plans, out, kept, values)
             found[line] = choice._asdict()
     return found
 

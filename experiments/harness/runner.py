@@ -9,6 +9,7 @@ Every line is a directory as `jfl sweep` writes it, lines with one program run t
 """
 
 import dataclasses
+import operator
 import sys
 import typing
 from collections.abc import Callable
@@ -45,6 +46,7 @@ FIRST = ", first rates"  # ends the name of a line before its rates were chosen
 MAX_PRINTED_ROWS = 60  # of a table of an experiment without lines
 CLASSES = dict(adult=2, emnist=47)  # of a dataset; all others have ten
 CHOSEN_FIELDS = ("lr", "server_lr", "clip_norm")  # `baselines` may choose these
+DECAYS = ("clip_decay", "noise_decay")  # and these, of a line that has them
 KEPT = ".kept_runs"  # hidden, so that the shell's * does not match it
 
 
@@ -75,6 +77,7 @@ class Experiment:
         at_edge: lines whose chosen rates are at an end of their grid.
         unchosen: lines of `methods` whose grid has not run yet.
         grid: field -> its values, for `methods`; or a function of the line that returns that.
+        with_values: (fields of a line, chosen values) -> its fields at these values.
         last: accuracy is the mean over this last fraction of the rounds; 0: at the end.
         wrong: the largest probability that any verdict on the paper's claims is wrong, and that any
             on ours is; half of WRONG if `seeds` is a second number.
@@ -99,6 +102,7 @@ class Experiment:
     at_edge: frozenset = frozenset()
     unchosen: frozenset = frozenset()
     grid: dict | Callable[[str], dict] = dataclasses.field(default_factory=dict)
+    with_values: Callable[[dict, dict], dict] = operator.or_
     last: float = 0.0
     wrong: float = WRONG
 
@@ -278,9 +282,10 @@ def _columns(experiment: Experiment, config: Config, result: Line) -> dict:
 
 
 def ran_at(experiment: Experiment, line: str) -> dict:
-    """Return the learning rates and clip norm of a line, which a grid may choose."""
+    """Return the learning rates, clip norm and decays of a line, which a grid may choose."""
     config = Config(**{**experiment.base, **experiment.lines[line]})
-    return {name: getattr(config, name) for name in CHOSEN_FIELDS}
+    decays = {name: value for name in DECAYS if (value := getattr(config, name)) != 1}
+    return {name: getattr(config, name) for name in CHOSEN_FIELDS} | decays
 
 
 def drawn(experiment: Experiment) -> str:

@@ -38,10 +38,8 @@ from .runs import RUNS, reproduces, step_seconds, true_epsilon, understated
 
 SIGMAS = dict(zip(("small", "medium", "large"), theory.SIGMAS))
 DATA = dict(mnist="mnist", fmnist="fashion_mnist", cifar10="cifar10")
-RHO = dict(clip_decay=0.5, noise_decay=0.7)  # of the dynamic baseline: the paper gives none
-# the first noise of the dynamic baseline: then the mean of 1 / multiplier^2, which epsilon follows,
-# is that of sigma
-FIRST = ((RHO["noise_decay"] ** -2 - 1) / (-2 * np.log(RHO["noise_decay"]))) ** 0.5
+RHO = dict(clip_decay=0.5, noise_decay=0.7)  # of dynamic DP before the grid: the paper gives none
+DECAYS = dict(clip_decay=(0.25, 0.5, 1.0), noise_decay=(0.5, 0.7, 1.0))  # its grid
 SAMPLE = dict(
     algorithm="fedavg",
     model="logistic",
@@ -135,6 +133,28 @@ def entries(base):
     )
 
 
+def first_noise(decay):
+    """Return the first noise multiplier of dynamic DP, over sigma.
+
+    With it, the mean of 1 / multiplier^2 over the rounds, which epsilon follows, is 1 / sigma^2.
+    """
+    return 1.0 if decay == 1 else float((decay**-2 - 1) / (-2 * np.log(decay))) ** 0.5
+
+
+def with_values(fields, chosen):
+    """Return fields at chosen values; if they have a decay of noise, its first value follows."""
+    if "noise_decay" not in chosen:
+        return fields | chosen
+    ratio = first_noise(chosen["noise_decay"]) / first_noise(fields["noise_decay"])
+    return fields | chosen | dict(noise_multiplier=fields["noise_multiplier"] * ratio)
+
+
+def grid_of(figure):
+    """Return the grid of a line of a figure: dynamic DP has decays, too."""
+    grid = GRIDS.get(figure, {})
+    return lambda line: grid | DECAYS if line.startswith("dynamic") else grid
+
+
 def modes(base, sigma):
     """Return {line: fields} at one nominal sigma."""
     less = lambda calibration: float(
@@ -142,7 +162,7 @@ def modes(base, sigma):
     )
     return {
         "vanilla": dict(noise_multiplier=sigma),
-        "dynamic": dict(noise_multiplier=float(sigma * FIRST), **RHO),
+        "dynamic": dict(noise_multiplier=sigma * first_noise(RHO["noise_decay"]), **RHO),
         **{f"WAV {m}": dict(published(m, sigma), bands="per_layer") for m in (*MODES, *LEVELS)},
         "matched plain": dict(noise_multiplier=less("plain")),
         "matched lemma2": dict(noise_multiplier=less("lemma2")),
@@ -248,7 +268,8 @@ def figure(name, size):
         runs=RUNS,
         columns=true_epsilon,
         methods=methods if name + size in GRIDS else {},
-        grid=GRIDS.get(name + size, {}),
+        grid=grid_of(name + size),
+        with_values=with_values,
     )
 
 
