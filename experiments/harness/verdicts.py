@@ -387,10 +387,12 @@ def difference(results: dict, one: str, other: str, key: str | None = None) -> Q
 
 def known(results: dict, *names: str, key: str | None = None) -> str:
     """Return why these lines cannot be compared; "" if they can."""
-    if not all(n in results for n in names):
-        return NOT_RUN
-    if low := [n for n in names if results[n].at_chance]:
-        return f"at chance: {', '.join(low)}"
+    ran = [n for n in names if n in results]
+    why = [NOT_RUN] if len(ran) < len(names) else []
+    if low := [n for n in ran if results[n].at_chance]:
+        why.append(f"at chance: {', '.join(low)}")
+    if why:
+        return "; ".join(why)
     if key not in (None, "loss") and not all(key in results[n].trace for n in names):
         return f"values of seeds of {key} that were not stored"
     return ""

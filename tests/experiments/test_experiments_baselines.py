@@ -116,6 +116,30 @@ def test_a_grid_of_rates_and_clip_norms_goes_on_once_along_each_end(tmp_path, mo
     assert choice.first == dict(lr=4.0, clip_norm=0.5) and axes["clip_norm"] == (0.5, 1.0, 2.0)
 
 
+def test_a_grid_of_decays_is_not_continued_beyond_1_and_other_fields_follow(tmp_path, monkeypatch):
+    """The best noise does not decay; the best clip norm decays beyond the end of the grid."""
+    asked = []
+
+    def lines(folders, kept, configs, seeds, how):
+        asked.extend(configs.values())
+        for name, config in configs.items():
+            off = config.clip_decay + abs(config.noise_multiplier - 2.0)
+            yield name, [dict(accuracy=dict(final=1.0 - off / 100)) for _ in seeds]
+
+    monkeypatch.setattr(baselines.kept_runs, "lines", lines)
+    axes = dict(clip_norm=(0.5, 1.0, 2.0), clip_decay=(0.5, 1.0), noise_decay=(0.5, 1.0))
+    config = Config(**SMALL, clip_norm=1.0, noise_multiplier=4.0, noise_decay=0.5)
+    follows = lambda fields, chosen: (
+        fields | chosen | dict(noise_multiplier=2.0 / chosen["noise_decay"])
+    )
+    choice = baselines.choose("line", config, axes, Plans(), tmp_path, tmp_path, follows)
+    assert {c.noise_multiplier * c.noise_decay for c in asked} == {2.0}
+    assert {c.noise_decay for c in asked} == {0.5, 1.0}
+    assert {c.clip_decay for c in asked} == {0.125, 0.25, 0.5, 1.0}
+    assert (choice.chosen["clip_decay"], choice.chosen["noise_decay"]) == (0.125, 1.0)
+    assert choice.at_edge  # of the decay of the clip norm
+
+
 # --- what figures take
 
 

@@ -80,6 +80,18 @@ def test_matched_noise_has_the_power_of_the_published():
     assert np.mean(falling**-2.0) == pytest.approx(1 / 9, rel=1e-4)
 
 
+@pytest.mark.parametrize("decay", [0.25, 0.5, 1.0])
+def test_noise_of_a_chosen_decay_has_the_same_mean_of_1_over_its_square(decay):
+    chosen = dict(lr=2.0, clip_decay=0.25, noise_decay=decay)
+    fields = dict(noise_multiplier=3.0 * ranaweera2025.first_noise(0.7), noise_decay=0.7, lr=1.0)
+    taken = ranaweera2025.with_values(fields, chosen)
+    assert {n: taken[n] for n in chosen} == chosen
+    falling = taken["noise_multiplier"] * decay ** ((np.arange(10000) + 0.5) / 10000)
+    assert np.mean(falling**-2.0) == pytest.approx(1 / 9, rel=1e-4)
+    free = dict(noise_multiplier=3.0)
+    assert ranaweera2025.with_values(free, dict(lr=2.0)) == free | dict(lr=2.0)
+
+
 # all rows or clients in every step, whose accounting is exact: a bound on sampling takes long
 WHOLE = dict(
     sample_mnist=dict(batch_sampler="full", batch=16),

@@ -372,6 +372,8 @@ def test_a_line_that_ran_before_its_rates_were_chosen_is_named():
     experiment = Experiment("", dict(clip_norm=1.0), dict(a=dict(lr=0.5), b=dict(lr=0.5)))
     now = runner.ran_at(experiment, "b")
     assert now == dict(lr=0.5, clip_norm=1.0, server_lr=1.0)
+    decays = dataclasses.replace(experiment, lines=dict(b=dict(lr=0.5, noise_decay=0.7)))
+    assert runner.ran_at(decays, "b") == now | dict(noise_decay=0.7)
     rates = dict(a=now | dict(lr=0.1), b=now, gone=now)
     stored = results_file.Experiment(
         lines={n: results_file.Line(accuracy=[0.5], ran_at=at) for n, at in rates.items()}
