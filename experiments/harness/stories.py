@@ -408,7 +408,7 @@ def notes(paper: str) -> str:
     return "\n".join(out)
 
 
-RULE = "[our rule](index.md#how-rates-and-clip-norms-were-chosen)"
+RULE = "[our rule](rules.md#how-rates-and-clip-norms-were-chosen)"
 BEST = " (at the best of its grid)"
 
 
