@@ -237,8 +237,9 @@ def _study_line(ax, points, index, without_noise, top, lines):
     """Draw one line of a panel with its name as its label, horizontal if it has no x."""
     index %= len(LINE_COLOURS)
     name = lines.get(points[0].line, points[0].line)
-    if all(p.claimed is not None and p.epsilon is None for p in points):
-        name += ":\nnothing is proved"
+    if unproved := [p for p in points if p.claimed is not None and p.epsilon is None]:
+        where = " and ".join(f"{p.x:.3g}" for p in unproved)
+        name += ":\nnothing is proved" + (f" at {where}" if len(unproved) < len(points) else "")
     notes = [remark(p) for p in points]
     if len(points) > 1 and len(set(notes)) == 1 and notes[0]:
         name += f"\n({notes.pop()} at all points)"

@@ -114,8 +114,8 @@ class Line:
     Attributes:
         accuracy: [seeds], at the end, of the seeds that did not fail.
         loss: [seeds].
-        proved: epsilon of the server, else of the third party.
-        claimed: by the paper.
+        proved: epsilon, for the view of the config, else of the claim.
+        claimed: by the paper, for the same view.
         seconds: per round of one seed; its part, if seeds share a program.
         trace: metric -> [seeds, evaluations].
         seeds: of `accuracy`.
@@ -527,13 +527,15 @@ def _accuracy(entry, last: float) -> float:
 
 
 def _epsilons(entry):
-    """Return the proved and the claimed epsilon of a run."""
+    """Return the proved and the claimed epsilon of a run, both for one view.
+
+    It is the view of the config; without one, that of the first claim, else of the first proof.
+    """
     proved = [g for g in entry["privacy"] if g["status"] == "proved" and g["epsilon"] is not None]
     claims = [g for g in entry["privacy"] if g["status"] == "claimed"]
-    view = entry["config"].get("view") or (proved[0]["view"] if proved else "server")
-    proved = [g for g in proved if g["view"] == view] or proved
-    claims = [g for g in claims if g["view"] == view] or claims
-    return proved[0]["epsilon"] if proved else None, claims[0]["epsilon"] if claims else None
+    view = entry["config"].get("view") or next((g["view"] for g in (*claims, *proved)), "server")
+    of = lambda rows: next((g["epsilon"] for g in rows if g["view"] == view), None)
+    return of(proved), of(claims)
 
 
 def _missing(line):

@@ -377,6 +377,11 @@ def test_a_line_has_the_largest_epsilon_of_its_seeds_in_its_view():
     seen = runner._line([entry, entry | dict(privacy=other)])
     assert (seen.proved, seen.claimed) == (1.5, 9.0)
     assert runner._line([entry, entry | dict(privacy=[])]).proved is None  # one of them has none
+    # Nothing is proved for the server, of which the claim is: what a third party has is not shown.
+    free = dict(privacy=rows(("third_party", "proved", 1.5), ("server", "claimed", 5.0)))
+    for view in (None, "server"):
+        seen = runner._line([entry | free | dict(config=dict(view=view))])
+        assert (seen.proved, seen.claimed) == (None, 5.0)
 
 
 def test_an_accuracy_may_be_the_mean_of_the_last_part_of_the_rounds():
