@@ -237,9 +237,13 @@ def _study_line(ax, points, index, without_noise, top, lines):
     """Draw one line of a panel with its name as its label, horizontal if it has no x."""
     index %= len(LINE_COLOURS)
     name = lines.get(points[0].line, points[0].line)
-    if unproved := [p for p in points if p.claimed is not None and p.epsilon is None]:
-        where = " and ".join(f"{p.x:.3g}" for p in unproved)
-        name += ":\nnothing is proved" + (f" at {where}" if len(unproved) < len(points) else "")
+    unproved = np.array([p.claimed is not None and p.epsilon is None for p in points])
+    if unproved.all():
+        name += ":\nnothing is proved"
+    elif unproved.any():
+        name += ":\nnothing is proved at " + ", ".join(
+            f"{p.x:.3g}" for p in points if not p.epsilon
+        )
     notes = [remark(p) for p in points]
     if len(points) > 1 and len(set(notes)) == 1 and notes[0]:
         name += f"\n({notes.pop()} at all points)"
@@ -258,6 +262,14 @@ def _study_line(ax, points, index, without_noise, top, lines):
         ax.axhspan(mean[0] - half[0], mean[0] + half[0], color=look["color"], alpha=0.12, lw=0)
         ax.axhline(mean[0], **look | dict(ls="--", marker=None))
         return
+    if unproved.any():  # marks without a value, at the top
+        mark = look | dict(ls="none", markerfacecolor="white")
+        places = [p.x for p in points]
+        ax.plot(places, np.where(unproved, mean, np.nan), **mark)
+        if unproved.all():
+            return
+        mean = np.where(unproved, np.nan, mean)
+        look["label"] = None
     ax.plot([p.x for p in points], mean, **look)
     if half.any() and len(points) == 1:  # a band would have no width
         ax.vlines(points[0].x, mean - half, mean + half, color=look["color"], lw=look["lw"])

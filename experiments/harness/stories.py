@@ -698,7 +698,8 @@ def _cell(text: str) -> str:
 
 def reason(of: results.Experiment, given: results.Verdict) -> str:
     """Return why a claim cannot be checked."""
-    if "at chance: " in given.seen:
+    missing = verdicts.NOT_RUN in given.seen
+    if "at chance: " in given.seen and not (of.unread and missing):
         return "the accuracy of a method is at chance"
     if of.unread:
         return shown("no data: " + ", ".join(of.unread))

@@ -13,6 +13,7 @@ from scipy import stats
 
 from experiments.harness import collect, runner, stories, verdicts
 from experiments.harness import results as results_file
+from experiments.harness.programs import Plans
 from experiments.harness.results import PAPERS
 from experiments.harness.runner import Experiment, stored_line
 from experiments.harness.verdicts import (
@@ -25,6 +26,7 @@ from experiments.harness.verdicts import (
     Claim,
     Quantity,
 )
+from jfl.core.errors import DataUnavailable
 from jfl.runs.config import Config
 
 # --- intervals
@@ -320,6 +322,33 @@ def test_stored_verdicts_and_notes_are_computed_from_stored_values(paper, tmp_pa
             if any(note.startswith(results_file.NOTES[key]) for note in part.notes)
         }
         assert noted == {name for module, name in places if module == paper}, key
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("paper", ["li2025", "ranaweera2025", "talaei2024"])
+def test_large_stored_epsilons_are_still_proved(paper):
+    """The smaller the noise, the more delta the finite range of computed noise costs."""
+    found, checked = {}, 0
+    for name, part in read(paper).experiments.items():
+        experiment = known(paper).get(name)
+        for title, stored in part.lines.items() if experiment else ():
+            config = Config(**{**experiment.base, **experiment.lines.get(title, {})})
+            if not isinstance(experiment.runs, Plans) or (stored.epsilon_proved or 0) < 15:
+                continue
+            key = repr(dataclasses.replace(config, lr=1.0))  # accounting does not depend on it
+            if key not in found:
+                try:
+                    plan, made = experiment.runs.build(config)
+                except DataUnavailable:
+                    found[key] = None
+                    continue
+                entry = dict(privacy=experiment.runs.privacy(plan, made), config=vars(made))
+                found[key] = runner._epsilons(entry)[0]
+            elif found[key] is None:
+                continue
+            assert found[key] == pytest.approx(stored.epsilon_proved, rel=1e-3), (name, title)
+            checked += 1
+    assert checked >= 5
 
 
 @pytest.mark.parametrize("paper", PAPERS)

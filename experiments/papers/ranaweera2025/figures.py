@@ -150,9 +150,10 @@ def with_values(fields, chosen):
 
 
 def grid_of(figure):
-    """Return the grid of a line of a figure: dynamic DP has decays, too."""
+    """Return the grid of a line of a figure: dynamic DP has decays, too, except with the CNN."""
     grid = GRIDS.get(figure, {})
-    return lambda line: grid | DECAYS if line.startswith("dynamic") else grid
+    decays = DECAYS if "clip_norm" in grid else {}
+    return lambda line: grid | decays if line.startswith("dynamic") else grid
 
 
 def modes(base, sigma):
