@@ -63,7 +63,7 @@ NUM_EXTRA_RATES = 6
 NUM_EXTRA_VALUES_WITH_CLIP = 2
 # ratio of neighbouring values
 STEP = dict(lr=10 ** (1 / 3), clip_norm=2.0, clip_decay=2.0, noise_decay=2.0**0.5)
-NO_DECAY = {("clip_decay", 1.0), ("noise_decay", 1.0)}  # beyond it a grid does not go on
+NO_DECAY = {("clip_decay", 1.0), ("noise_decay", 1.0)}  # an end at which no grid is continued
 SERVER_FACTORS = (1.0, 10.0, 100.0)
 SEEDS = (1000, 1001)
 LEAST_L2 = 1e-4  # without l2 there may be no minimiser

@@ -46,7 +46,7 @@ FIRST = ", first rates"  # ends the name of a line before its rates were chosen
 MAX_PRINTED_ROWS = 60  # of a table of an experiment without lines
 CLASSES = dict(adult=2, emnist=47)  # of a dataset; all others have ten
 CHOSEN_FIELDS = ("lr", "server_lr", "clip_norm")  # `baselines` may choose these
-DECAYS = ("clip_decay", "noise_decay")  # and these, of a line that has them
+DECAYS = ("clip_decay", "noise_decay")  # and these, if the line decays
 KEPT = ".kept_runs"  # hidden, so that the shell's * does not match it
 
 

@@ -142,7 +142,10 @@ def first_noise(decay):
 
 
 def with_values(fields, chosen):
-    """Return fields at chosen values; if they have a decay of noise, its first value follows."""
+    """Return fields at chosen values.
+
+    If a decay of the noise is chosen, the first noise multiplier is set again (`first_noise`).
+    """
     if "noise_decay" not in chosen:
         return fields | chosen
     ratio = first_noise(chosen["noise_decay"]) / first_noise(fields["noise_decay"])
