@@ -437,30 +437,71 @@ class Judge:
         if bounded.params["batch"] or mark.params["batch"]:
             note("a vmap of the client around it, which is not followed")
         is_single = bounded.params["kind"] == "single"
-        used = self.batches_of_client(bounded, note) if is_single else self.batch_of(bounded, note)
+        kept = []
+        if is_single:
+            used, kept = self.batches_of_client(bounded, note)
+        else:
+            used = self.batch_of(bounded, note)
         if used is None:
             return "rows", None
         read = [self.read_batch(batch) for batch in used]
         if not all(is_own for is_own, _, _ in read):
             note("rows that may not be the client's own")
             return "rows", None
+        numbers = self.mechanism_symbols(mark)
+        is_same_chain = numbers == self.mechanism_symbols(bounded)
         for i, release in enumerate(self.declared):
-            (chain, batches), scheme = self.declared_symbols[i], release.batches.scheme
-            may_be_it = (
-                release.mechanism.adjacency == "replace_one" if is_single else not release.steps
-            )
-            is_sampled = len(used) <= max(release.steps, 1) and all(
-                drawn == batches for _, drawn, _ in read
-            )
-            is_full = scheme == "full" and (is_single or read[0][1] == "full")
-            is_same_chain = chain == self.mechanism_symbols(mark) == self.mechanism_symbols(bounded)
-            if is_same_chain and may_be_it and (is_sampled or is_full):
+            may_be_it = is_same_chain and self.declared_symbols[i][0] == numbers
+            if may_be_it and self.is_counted(i, is_single, read, bool(kept)):
+                scheme = release.batches.scheme
                 self.drawn_batches += [(address, scheme) for _, _, address in read]
                 return describe_batches(release.batches, release.steps), self.equivalent_releases()[
                     i
                 ]
-        note("no declared release has this chain, this adjacency and these batches")
+        self.blame_undeclared(where, is_single, kept)
         return "rows", None
+
+    def blame_undeclared(self, where, is_single, kept):
+        """Add a finding about a release for which no declared release counts.
+
+        Args:
+            where: describes the release.
+            is_single: whether the whole client makes one contribution.
+            kept: as `batches_of_client` returns it.
+        """
+        words = f"{where}: no declared release has this chain, this adjacency and these batches"
+        if kept:
+            words = f"{where}: client state that holds rows of earlier rounds needs batches.full"
+            self.blame(self.example, words, *kept[0], "release")
+            return
+        if is_single and any("poisson" in r.batches.scheme for r in self.declared):
+            words += "; one contribution of a Poisson batch needs jfl.Release(..., steps=1)"
+        self.example.append(words)
+
+    def is_counted(self, i, is_single, read, remembers) -> bool:
+        """Return whether the accounting of a declared release covers a release with its chain.
+
+        Args:
+            i: the index of the declared release.
+            is_single: whether the whole client makes one contribution.
+            read: what `read_batch` found about each batch of the release.
+            remembers: whether the contribution depends on rows of earlier rounds.
+        """
+        release, batches = self.declared[i], self.declared_symbols[i][1]
+        scheme = release.batches.scheme
+        if is_single:
+            # A sum moves by at most one clip norm if Poisson batches leave a row out, and one
+            # contribution by two.  Only a release with steps counts two.
+            two_norms = release.steps or scheme not in ("poisson", "truncated_poisson")
+            if release.mechanism.adjacency != "replace_one" or not two_norms:
+                return False
+        elif release.steps:
+            return False
+        if scheme == "full" and (is_single or read[0][1] == "full"):
+            return True
+        is_sampled = all(drawn == batches for _, drawn, _ in read)
+        # A row of an earlier round may be in none of the batches.
+        return is_sampled and not remembers and len(read) <= max(release.steps, 1)
 
     def sources_in(self, operands) -> list:
         """Return the sources in operands, as pairs (token, path)."""
@@ -499,34 +540,40 @@ class Judge:
             return None
         return [flow.marks[batch]]
 
-    def batches_of_client(self, bounded, note) -> list:
-        """Return the marks of all batches on which a single contribution of the client depends.
+    def batches_of_client(self, bounded, note) -> tuple[list, list]:
+        """Return what a single contribution of the client depends on: batches, and client state.
 
-        The contribution may depend on earlier releases.  Their batches count as well, unless these
-        releases reach the payload themselves, so that they are counted already.
+        The contribution may depend on earlier releases.  Their batches and state count as well,
+        unless these releases reach the payload themselves, so that they are counted already.
 
         Args:
             bounded: the mark of the sum, which has one contribution.
             note: as in `batch_of`.
+
+        Returns:
+            The marks of the batches, and pairs (token, path) of client state that holds rows.
         """
         if not _is_one(bounded.operands[bounded.params["n"]]):
             note("a contribution whose weight may not be 1")
-        for token, path in self.sources_in(bounded.operands):
-            if token[0] in ("rows", "opaque"):
-                words = "rows are read other than by batches.gather"
-                self.blame(self.example, words, token, path, "release")
-        used, seen, todo = [], set(), list(bounded.operands)
+        used, kept, seen, todo = [], [], set(), list(bounded.operands)
         while todo:
-            for token in todo.pop().tokens.keys() - seen:
+            for token, path in todo.pop().tokens.items():
+                if token in seen:
+                    continue
                 seen.add(token)
                 kind, what = token
-                if kind == "batch":
+                if kind in ("rows", "opaque"):
+                    words = "rows are read other than by batches.gather"
+                    self.blame(self.example, words, token, path, "release")
+                elif kind == "batch":
                     used.append(what)
+                elif kind == "kept" and self.is_source(token):
+                    kept.append((token, path))
                 elif kind in ("example", "bounded"):
                     todo += self.flow.marks[what].operands
                 elif kind == "released" and what not in self.reached:
                     todo += [o for mark in self.sites[what] for o in mark.operands]
-        return [self.flow.marks[name] for name in sorted(used)]
+        return [self.flow.marks[name] for name in sorted(used)], kept
 
     # --- batches
 

@@ -96,11 +96,11 @@ def test_a_rule_is_refused_without_its_need(place, need, monkeypatch):
     assert not found().refusal
 
 
-def noise_on_both(release=None):
+def noise_on_both(release=None, upload=None):
     """Return a plan with noise on uploads and on the release, which counts both."""
     stages = jfl.bounded(0.5, "upload"), jfl.total(), jfl.gaussian(3.0), jfl.divide(8.0)
     release = release or jfl.chain(*stages, adjacency="replace_one")
-    return make(upload=NOISY(2.0), release=release, sampler=sampling.full(CLIENTS))
+    return make(upload=upload or NOISY(2.0), release=release, sampler=sampling.full(CLIENTS))
 
 
 def in_rotation(release):
@@ -132,6 +132,11 @@ CHOICES = {
     ),
     "ISOTROPIC": (
         lambda: noise_on_both(NOISY(3.0)),
+        noise_on_both,
+        lambda part: part.summed is not None,
+    ),
+    "SAME_NEIGHBOURS": (
+        lambda: noise_on_both(upload=NOISY(2.0, "zero_out")),
         noise_on_both,
         lambda part: part.summed is not None,
     ),

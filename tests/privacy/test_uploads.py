@@ -27,11 +27,13 @@ def make_plan(
     declared=1.0,
     post=(),
     kind="model",
+    upload_adjacency=None,
     **options,
 ):
     """Return a plan of PADPFL with noise on uploads and on the release; None leaves either out."""
     noise = () if z_upload is None else (jfl.gaussian(z_upload),)
-    upload = jfl.chain(jfl.clip_l2(1.0), jfl.total(), *noise, *post)
+    stages = jfl.clip_l2(1.0), jfl.total(), *noise, *post
+    upload = jfl.chain(*stages, adjacency=upload_adjacency)
     release = None
     if z_release is not None:
         bound = jfl.bounded(declared, "upload")
@@ -129,6 +131,19 @@ def test_noise_without_a_sum_counts_only_its_own():
     clip = jfl.chain(jfl.clip_l2(1.0), jfl.total(), adjacency="replace_one")
     clipped = dataclasses.replace(make_plan(5.0, None), release=clip)
     assert epsilon_of(clipped, 6) == pytest.approx(exact(np.full(6, 1 / 5)), rel=1e-4)
+
+
+def test_uploads_under_zero_out_do_not_count_for_replace_one():
+    """Their noise is half as large, and a client that is replaced moves the sum by two clip norms.
+
+    The attained epsilon is that of a move by 2 / C against all of this noise.
+    """
+    plan = make_plan(5.0, 3.0, upload_adjacency="zero_out")
+    found = jfl.guarantee(plan, 1, DELTA, adjacency="replace_one", **THIRD)
+    assert found.epsilon == pytest.approx(exact(1 / 3.0), rel=1e-4)
+    attained = exact(2 / np.sqrt(C * 5.0**2 + (2 * 3.0) ** 2))
+    of_both = jfl.guarantee(make_plan(5.0, 3.0), 1, DELTA, **THIRD)
+    assert of_both.epsilon < attained < found.epsilon
 
 
 def test_an_upload_without_noise_may_be_declared_for_any_sampler():

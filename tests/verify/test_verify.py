@@ -873,6 +873,79 @@ def test_mutants_of_a_whole_contribution_are_caught(name):
     caught(whole(client), pattern)
 
 
+def remembered(full=False, reads=lambda state: state):
+    """Return a plan whose client releases a sum, which it keeps, of all gradients that it drew."""
+    chain = chained(adjacency="replace_one")
+    batch = batches.full() if full else batches.without_replacement(3)
+
+    def client(ctx, keys, server, own, rows, *, work):
+        moved, seen = diff_of(bare(work), ctx, keys, server, rows)
+        own = pytrees.add(reads(own), moved)
+        alone = pytrees.map(lambda x: x[None], own)
+        sent = mech.release(work.grad.mechanism, keys.noise, (), alone, jnp.ones(1))[0]
+        return sent, own, seen
+
+    return build(
+        client,
+        own=pytrees.zeros_like(start_params()),
+        stateful=True,
+        releases=(Release(chain, batch, 1, STEPS),),
+        mechanism=chain,
+        batch=batch,
+    )
+
+
+def test_a_contribution_of_earlier_rows_counts_only_with_full_batches():
+    """A row that was drawn once is in all later releases, so its batch does not amplify them."""
+    caught(remembered(), "client state that holds rows of earlier rounds needs batches.full")
+    assert verdict(remembered(full=True))[0].status == "proved"
+    forgets = remembered(reads=pytrees.zeros_like)
+    assert verdict(forgets)[0].status == "proved"
+
+
+@pytest.mark.parametrize("hide", [False, True])
+def test_rows_behind_an_earlier_release_are_found(hide):
+    """A contribution that depends on a noisy gradient which is not sent depends on its rows."""
+    chain = chained(adjacency="replace_one")
+
+    def client(ctx, keys, server, own, rows, *, work):
+        batch = batch_of_step(work, keys, rows, 0)
+        if hide:  # all rows, by another way than gather, reach the gradient of each row
+            batch = batch._replace(x=batch.x + rows.x.mean())
+        noisy, *_ = work.grad(jax.random.fold_in(keys.noise, 1), server.params, batch, ctx)
+        alone = pytrees.map(lambda x: x[None], noisy)
+        key = jax.random.fold_in(keys.noise, 0)
+        sent = mech.release(work.grad.mechanism, key, (), alone, jnp.ones(1))[0]
+        return sent, own, NOTHING
+
+    release = Release(chain, batches.without_replacement(3), 1, 1)
+    plan = build(client, releases=(release,), mechanism=chain)
+    if hide:
+        caught(plan, "rows are read other than by batches.gather")
+    else:
+        assert verdict(plan)[0].status == "proved"
+
+
+@pytest.mark.parametrize("scheme", ["poisson", "truncated_poisson"])
+def test_one_contribution_of_a_poisson_batch_is_no_sum(scheme):
+    """Without a row, a contribution may lie anywhere in its ball, and not only in the middle.
+
+    A release of one gradient counts half of the distance for a batch without the row, so only a
+    release with steps proves such a contribution.
+    """
+    chain = chained(adjacency="replace_one")
+    batch = batches.poisson(1.0) if scheme == "poisson" else batches.truncated_poisson(1.0, 2)
+    of = lambda steps: build(
+        release_with(1.0),
+        releases=(Release(chain, batch, 1, steps),),
+        mechanism=chain,
+        batch=batch,
+        steps=1,
+    )
+    caught(of(0), r"needs jfl.Release\(..., steps=1\)")
+    assert verdict(of(1))[0].status == "proved"
+
+
 # --- what is declared, or held
 
 

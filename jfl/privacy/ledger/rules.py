@@ -469,10 +469,14 @@ ISOTROPIC = Need(
     "isotropic noise, of uploads that are summed unchanged",
     lambda f, s: s.is_isotropic and f.is_plain_sum and f.upload.is_isotropic,
 )
+SAME_NEIGHBOURS = Need(
+    "uploads with the adjacency of the release",
+    lambda f, s: f.upload.adjacency == s.adjacency,
+)
 both = Rule(
     "uploads and model",
     _uploads_and_model,
-    (NOISY_UPLOADS, ISOTROPIC),
+    (NOISY_UPLOADS, ISOTROPIC, SAME_NEIGHBOURS),
     (OF_OTHERS,),
     of_round=True,
 )
