@@ -411,13 +411,20 @@ def _run_client(
     client_key = lambda key: jax.random.fold_in(jax.random.fold_in(key, client_id), repeat_index)
     step_noise_key, upload_noise_key = jax.vmap(client_key)(keys.client_noise)
 
-    payload, new_state, diagnostics = plan.algorithm.client(
+    results = plan.algorithm.client(
         context,
         Keys(client_key(keys.batch), step_noise_key),
         run.server,
         client_state,
         _client_rows(plan, client_id, num_rows, rows),
     )
+    if not (isinstance(results, (tuple, list)) and len(results) == 3):
+        checks.fail(
+            f"client of {plan.algorithm.name}",
+            "three results: the upload, the new client state and a jfl.Diagnostics",
+            checks.short_repr(results),
+        )
+    payload, new_state, diagnostics = results
     if not isinstance(diagnostics, Diagnostics):
         checks.fail(
             f"client of {plan.algorithm.name}",
@@ -482,6 +489,12 @@ def _finish_round(
     # The server's context has id C, one past the last client.
     context = _context(run, plan, jnp.int32(plan.sampler.clients), jnp.int32(0), jnp.float32(1))
     server_state = plan.algorithm.server(context, run.server, released)
+    if jax.tree.structure(server_state) != jax.tree.structure(run.server):
+        checks.fail(
+            f"server of {plan.algorithm.name}",
+            f"a new server state like the one of init, {jax.tree.structure(run.server)}",
+            str(jax.tree.structure(server_state)),
+        )
 
     server_is_finite = pytrees.all_finite((server_state, mechanism_state))
     health = _update_health(run.health, plan, sums, cohort_overflow, server_is_finite)

@@ -219,7 +219,7 @@ def sweep(
         )
     counts = rounds_before_evaluations(rounds, evaluate_every)
     devices = meshes.devices(mesh, len(points))
-    points = [dict(seed=0) | p for p in points]
+    points = [p if "seed" in p else dict(p, seed=0) for p in points]
     seeds = [_key_of_seed(p["seed"]) for p in points]
     plans = _make_plans(make_plan, points, rounds)
     plans = pad_row_tables(plans)

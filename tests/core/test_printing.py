@@ -99,8 +99,8 @@ def test_results_say_how_they_ended(plan):
     assert "2 evaluations" in short(out.metrics) and "after round 4" in short(out.run)
     sick = dataclasses.replace(out.run, health=out.run.health._replace(overflow=jnp.int32(3)))
     assert "overflow=3" in short(sick)
-    swept = jfl.sweep(lambda lr: plan, rounds=2, lr=[0.1, 0.2])
-    for part in ("2 points over", "lr", "1 program", "0 failed", "jfl.guarantee(sweep.plans[i]"):
+    swept = jfl.sweep(lambda lr: plan, rounds=2, lr=[0.1, 0.2], seed=[0, 1])
+    for part in ("4 points over lr, seed", "1 program", "0 failed", "jfl.guarantee(sweep.plans[i]"):
         assert part in short(swept), part
 
 

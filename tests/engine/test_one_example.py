@@ -54,6 +54,21 @@ def test_an_algorithm_that_does_not_fit_the_engine(fed):
     ):
         jfl.simulate(jax.random.key(0), jfl.plan(fed, task, own, full), 1)
 
+    def two_results(context, keys, server, state, rows):
+        return server["model"], state
+
+    def whole(context, keys, server, state, rows):
+        return server["model"], state, jfl.Diagnostics(0.0, 0.0, 0)
+
+    for mine, back, words in (
+        (two_results, server, "client of own: expected three results"),
+        (whole, lambda context, server, upload: upload, "server of own: expected a new server st"),
+    ):
+        model = lambda server: server["model"]
+        own = jfl.algorithm(init, mine, back, name="own", params=model)
+        with pytest.raises(ValueError, match=words):
+            jfl.simulate(jax.random.key(0), jfl.plan(fed, task, own, full), 1)
+
 
 @pytest.mark.parametrize(
     "args, options, words",
