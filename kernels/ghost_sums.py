@@ -21,6 +21,9 @@ FULL = jax.lax.Precision.HIGHEST
 # A GPU adds up the outer products of at most so many rows, with at most so many entries, without a
 # matrix product.  XLA then computes the sum, the noise and the update of a leaf in one kernel.
 FEW_ROWS, FEW_ENTRIES = 32, 2**13
+# The numbers of terms that are added without a break, and how many blocks of products there are at
+# most, so that programs stay small.
+BLOCK, SUM_BLOCK, MAX_BLOCKS = 512, 32, 16
 
 
 def _at_least_float32(x):
@@ -52,6 +55,33 @@ def shrink(norm, bound, gamma=None):
     else:
         factor = bound / (norm + gamma)
     return jnp.where(jnp.isfinite(norm), factor, 0.0)
+
+
+def _gram(x):
+    """Return the products of all pairs of positions, [N, E, P, P], for x [N, E, P, I].
+
+    Long sums are made of the sums of blocks, because their rounding error grows with the longest.
+
+    Returns:
+        The products, and the number of terms for which their rounding error counts.
+    """
+    size = x.shape[3]
+    block = max(BLOCK, -(-size // MAX_BLOCKS))
+    blocks = [x[..., i : i + block] for i in range(0, size, block)]
+    gram = sum(jnp.einsum("nepi,neqi->nepq", part, part, precision=FULL) for part in blocks)
+    return gram, min(size, block) + len(blocks)
+
+
+def _sum_in_blocks(x):
+    """Return the sums of x [N, E, P, P] over its last two axes, and their terms as in `_gram`."""
+    x, terms = x.reshape(*x.shape[:2], -1), 0
+    while x.shape[2] > 1:
+        width = min(x.shape[2], SUM_BLOCK)
+        x = jnp.pad(x, ((0, 0), (0, 0), (0, -x.shape[2] % width)))
+        # the barrier keeps XLA from making one long sum of several short ones
+        x = jax.lax.optimization_barrier(x.reshape(*x.shape[:2], -1, width).sum(3))
+        terms += width
+    return x[:, :, 0], terms
 
 
 class Formed(NamedTuple):
@@ -89,7 +119,8 @@ class Product(NamedTuple):
 
         If outer products cancel, rounding can make this sum of large terms too small, and the
         gradient would not be clipped enough.  A bound of the rounding error is therefore added: a
-        gradient is at worst clipped too much.
+        gradient is at worst clipped too much.  A sum of n terms in any order is wrong by at most
+        about n eps / 2 times the sum of their sizes, and rows of nearly equal numbers come close.
         """
         a, b = _at_least_float32(self.a), _at_least_float32(self.b)
         # A square that underflows is at most `tiny`.  Adding it prevents a row of tiny activations
@@ -100,11 +131,14 @@ class Product(NamedTuple):
         own = squares_a * squares_b
         if a.shape[2] == 1:
             return own.sum((1, 2))
-        gram = lambda x: jnp.einsum("nepi,neqi->nepq", x, x, precision=FULL)
-        slack = 8 * float(jnp.finfo(a.dtype).eps) * jnp.square(jnp.sqrt(own).sum(2))
+        (gram_a, terms_a), (gram_b, terms_b) = _gram(a), _gram(b)
+        found, terms = _sum_in_blocks(gram_a * gram_b)
+        # slightly more than eps / 2, for the rounding of `own`
+        relative = 0.51 * float(jnp.finfo(a.dtype).eps) * (terms_a + terms_b + terms + 2)
+        slack = relative * jnp.square(jnp.sqrt(own).sum(2))
         slack += a.shape[3] * tiny * jnp.square(jnp.sqrt(squares_b).sum(2))
         slack += b.shape[3] * tiny * jnp.square(jnp.sqrt(squares_a).sum(2))
-        return jnp.maximum((gram(a) * gram(b)).sum((2, 3)) + slack, 0).sum(1)
+        return jnp.maximum(found + slack, 0).sum(1)
 
     @jax.jit
     def total(self, factor):
@@ -158,9 +192,11 @@ class Lookup(NamedTuple):
         same = self.at[:, :, None] == self.at[:, None, :]
         first = ~jnp.any(same & jnp.tri(p, k=-1, dtype=bool)[None], 2)
         rows = jnp.einsum("npq,nqd->npd", same.astype(b.dtype), b, precision=FULL)
-        lengths = jnp.sqrt(jnp.square(b).sum(2))
-        slack = 8 * float(jnp.finfo(b.dtype).eps) * jnp.square(lengths.sum(1))
-        return jnp.where(first, jnp.square(rows).sum(2), 0).sum(1) + slack
+        lengths = jnp.einsum("npq,nq->np", same.astype(b.dtype), jnp.sqrt(jnp.square(b).sum(2)))
+        # this sum and that of `total` are each wrong by at most p eps / 2 times the lengths
+        slack = 1.02 * p * float(jnp.finfo(b.dtype).eps) * lengths
+        longest = jnp.sqrt(jnp.square(rows).sum(2)) + slack
+        return jnp.where(first, jnp.square(longest), 0).sum(1)
 
     def total(self, factor):
         b = _scale_rows(factor, _at_least_float32(self.b))

@@ -67,3 +67,20 @@ def test_tiny_activations_and_huge_backprops_pass_no_bound(positions, small, lar
     bound = 1e-6
     total = jax.jit(lambda part: part.total(shrink(jnp.sqrt(part.squares()), bound)))(part)
     assert np.linalg.norm(np.asarray(total, np.float64)) <= bound * (1 + 1e-5)
+
+
+@pytest.mark.parametrize("size, seed", [(512, 47), (65536, 1)])
+def test_nearly_constant_activations_that_cancel_pass_no_bound(size, seed):
+    """Rounding in sums of equal numbers has one sign, so it grows with the number of terms.
+
+    Two positions have nearly the same activations and opposite backprops.
+    """
+    r = np.random.default_rng(seed)
+    first = np.full(size, (1 + r.random()) * 1e6, np.float32)
+    second = first * np.float32(1 + 1e-4 * r.normal(size=size))
+    part = Product(
+        jnp.asarray(np.stack([first, second])[None, None]),
+        jnp.asarray(np.ones((1, 1, 2, 8), np.float32) * np.float32([[1], [-1]])),
+    )
+    total = jax.jit(lambda part: part.total(shrink(jnp.sqrt(part.squares()), 1.0)))(part)
+    assert np.linalg.norm(np.asarray(total, np.float64)) <= 1 + 1e-5
