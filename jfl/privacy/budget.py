@@ -317,6 +317,12 @@ def admitted(
         if not isinstance(stop_at, (tuple, list)) or len(stop_at) != 2:
             checks.fail(where, "stop_at=(epsilon, delta) or a Budget", checks.short_repr(stop_at))
         stop_at = budget(plan, epsilon=stop_at[0], delta=stop_at[1], rounds=rounds)
+    if start is not None and plan.paired_noise:
+        checks.fail(
+            where,
+            "a plan without paired_noise, so that the budget can tell which run it has counted",
+            "paired_noise=True with start=",
+        )
     is_other = start is not None and stop_at.history not in ((), history_of(start))
     if stop_at.rounds != before or is_other:
         checks.fail(

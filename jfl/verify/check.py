@@ -43,7 +43,7 @@ from .client import (
     row_shapes,
     shapes_key,
 )
-from .flow import OPAQUE, contents
+from .flow import contents
 from .trust import (
     JUDGED_APART,
     Findings,
@@ -427,9 +427,9 @@ def _trace_once(function, *operands) -> tuple[list, tuple]:
         closed = jax.make_jaxpr(function)(*operands)
     except Exception:  # an error of the user's function, which running it will show
         return [], ()
-    consts, names = contents([(closed.jaxpr.eqns, closed.consts)])
+    consts, _, hidden = contents([(closed.jaxpr.eqns, closed.consts)])
     arrays = [c for c in consts if np.size(c) > 1 and not isinstance(c, jax.core.Tracer)]
-    return arrays, tuple(sorted(names & set(OPAQUE)))
+    return arrays, tuple(sorted(hidden))
 
 
 def _trace_cached(kind, call, *operands) -> tuple[list, tuple]:

@@ -48,6 +48,7 @@ MARKS = (
 # Primitives that derive keys.  Every other primitive that reads a key, except for those in MOVES,
 # draws from it.
 KEY_DERIVATIONS = ("random_fold_in", "random_split")
+HIDES = "hides"  # stands for the primitives in a program that may hide anything
 MAX_KNOWN = 2**12  # maximum size of an array whose values are followed
 MAX_HASHED = 2**20  # maximum size of a constant that is compared by value; others by identity
 MAX_ITERATIONS = 10_000  # maximum number of iterations of all unrolled loops together
@@ -185,8 +186,9 @@ class Flow:
                     # The draw itself is judged, which ends the path of the key.
                     tokens.pop(("key", "keys.noise"), None)
         content = ("op", name, self.text(equation), *(o.symbol for o in operands))
-        if name in OPAQUE or self.contains(equation, MARKS + OPAQUE):
-            tokens[("opaque", name)] = (None, equation)
+        hidden = hides(equation)
+        if hidden or self.contains(equation, (*MARKS, HIDES)):
+            tokens[("opaque", hidden or name)] = (None, equation)
             content = ("opaque", here.site, here.passes)
         return [
             self.value(v.aval, tokens, *content, i, known=known[i] if known else None)
@@ -196,10 +198,12 @@ class Flow:
     def contains(self, equation, names) -> bool:
         """Return whether programs within an equation hold one of these primitives.
 
-        The first call for an equation also records the constants of its programs.
+        The name HIDES stands for every primitive that may hide anything.  The first call for an
+        equation also records the constants of its programs.
         """
         if id(equation) not in self._names:
-            held, self._names[id(equation)] = contents(_programs_in(equation.params))
+            held, found, hidden = contents(_programs_in(equation.params))
+            self._names[id(equation)] = found | ({HIDES} if hidden else set())
             for value in held:
                 self.constant(value)
         return not self._names[id(equation)].isdisjoint(names)
@@ -371,27 +375,42 @@ class Flow:
         return np.vectorize(child, otypes=[int])(parents, numbers)
 
 
-def contents(programs) -> tuple[list, set]:
-    """Return the constants of programs, and the names of their primitives, at any depth.
+def contents(programs) -> tuple[list, set, set]:
+    """Return what programs contain at any depth.
 
     Args:
         programs: pairs of equations and constants.
+
+    Returns:
+        The constants, the names of the primitives, and those of primitives that may hide anything.
     """
-    constants, names, todo = [], set(), [*programs]
+    constants, names, hidden, todo = [], set(), set(), [*programs]
     while todo:
         equations, held = todo.pop()
         constants += held
         for equation in equations:
             names.add(equation.primitive.name)
+            hidden.add(hides(equation))
             constants += [v.val for v in equation.invars if isinstance(v, Literal)]
             todo += _programs_in(equation.params)
-    return constants, names
+    return constants, names, hidden - {""}
+
+
+def hides(equation) -> str:
+    """Return the name of an equation that may hide anything, or "".
+
+    A mutable array (`jax.new_ref`) changes without an equation that returns its new value.
+    """
+    name = equation.primitive.name
+    avals = [v.aval for v in (*equation.invars, *equation.outvars)]
+    if any(type(aval).__name__ == "AbstractRef" for aval in avals):
+        return "a mutable array"
+    return name if name in OPAQUE else ""
 
 
 def opaque_in(closed: ClosedJaxpr) -> tuple:
     """Return the names of the primitives in a program that may hide anything."""
-    _, names = contents([(closed.jaxpr.eqns, ())])
-    return tuple(sorted(names & set(OPAQUE)))
+    return tuple(sorted(contents([(closed.jaxpr.eqns, ())])[2]))
 
 
 def _programs_in(params):

@@ -241,12 +241,17 @@ def is_trusted(plan: Plan) -> bool:
         return False
     counts = [getattr(r, "steps", None) for r in records if not isinstance(r, Fn)]
     steps = max((n for n in counts if isinstance(n, int)), default=1)
-    contains = lambda part, kind: any(has_same_bits(part, n) for n in nodes(client, kind))
+    declared = declared_releases(plan)
+    among = lambda part, parts: any(has_same_bits(part, n) for n in parts)
+    mechanisms, samplers = nodes(client, Mechanism), nodes(client, Batches)
+    # A client with another noisy mechanism may send what that one releases.
+    if not all(among(m, [r.mechanism for r in declared]) for m in mechanisms if mech.noisy(m)):
+        return False
     return all(
-        contains(r.mechanism, Mechanism)
-        and contains(r.batches, Batches)
+        among(r.mechanism, mechanisms)
+        and among(r.batches, samplers)
         and (r.steps >= steps and r.count >= 1 if r.steps else r.count >= steps)
-        for r in declared_releases(plan)
+        for r in declared
     )
 
 

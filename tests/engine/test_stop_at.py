@@ -1,5 +1,7 @@
 """Runs that stop at a privacy budget."""
 
+import dataclasses
+
 import jax
 import pytest
 from helpers.problems import CLIENTS, make_federation, same_bits
@@ -58,6 +60,10 @@ def test_a_budget_continues_with_its_run(plan_of):
     assert other.budget.rounds == two.budget.rounds
     with pytest.raises(ArgumentError, match="of another run"):
         jfl.simulate(KEY, first, 1, start=two.run, stop_at=other.budget)
+    # runs with paired noise have no identity by which a budget could tell them apart
+    paired = dataclasses.replace(second, paired_noise=True)
+    with pytest.raises(ValueError, match="a plan without paired_noise"):
+        jfl.simulate(KEY, paired, 1, start=one.run, stop_at=one.budget)
     jfl.simulate(KEY, first, 1, start=other.run, stop_at=by_hand.spend(plan_of(30.0), number))
 
 

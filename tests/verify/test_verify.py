@@ -159,6 +159,16 @@ def test_undeclared_state_of_a_built_in_client(fed, task):
         assert ("stateful=True" in str(proved.caveats)) == (status == "conditional")
 
 
+def test_a_client_of_jfl_with_two_chains_declares_both(fed, task):
+    """If Ditto declares only the chain of its personal models, its uploads are not proved."""
+    few = dict(batch=batches.without_replacement(3), steps=2)
+    ditto = jfl.algorithms.ditto(noisy_grad(), personal_grad=noisy_grad(z=50.0), lr=0.1, **few)
+    assert jfl.guarantee(jfl.plan(fed, task, ditto, FULL), 3).status == "proved"
+    hidden = dataclasses.replace(ditto, releases=ditto.personal_releases)
+    found, _ = verdict(jfl.plan(fed, task, hidden, FULL))
+    assert found.status == "conditional"
+
+
 def test_algorithms_with_options(fed, task):
     """Releases of whole contributions, declared bounds, averaged models and released energies."""
     few, haar = batches.without_replacement(3), jfl.bands.flat(start_params())
@@ -177,7 +187,8 @@ def test_algorithms_with_options(fed, task):
         plan = jfl.plan(fed, task, algorithm, FULL)
         report = jfl.check_privacy(plan)
         assert report.status == "proved" and report.releases, (name, str(report))
-        assert trust.is_trusted(plan)
+        # the noise in the steps of "both" is not declared, so its client is traced
+        assert trust.is_trusted(plan) == (name != "both")
         assert jfl.guarantee(plan, 3).status == ("conditional" if name == "prox" else "proved")
     last = a.output_perturbation(jfl.grad(squared), whole, batch=few, clip_steps="last")
     report = jfl.check_privacy(jfl.plan(fed, task, last, FULL))
@@ -640,6 +651,25 @@ FOREIGN = "may not be the client's own"
 MIXING = "what custom_vmap_call does"
 MIXED = "rows reach the gradient of another row"
 HELD_ROW, HELD_KEY = dict(held=jnp.zeros(3)), dict(key=jax.random.key(0))
+
+
+def by_a_mutable_array(rows, **_):
+    held = jax.new_ref(jnp.zeros(()))
+    held[...] = all_rows(rows).x.sum()
+    return held[...]
+
+
+def by_a_frozen_array(rows, **_):
+    held = jax.new_ref(jnp.zeros(()))
+
+    def write(i, carry):
+        held[...] = all_rows(rows).x.sum()
+        return carry
+
+    jax.lax.fori_loop(0, 2, write, 0)
+    return jax.freeze(held)
+
+
 MUTANTS = dict(
     raw_rows=leak(sends(mean_row), r"rows\.x -> gather -> .*payload\['w'\]"),
     raw_labels=leak(sends(mean_label), r"rows -> .* -> add -> payload\['b'\]"),
@@ -666,6 +696,8 @@ MUTANTS = dict(
     callback=leak(sends(by_callback), "what pure_callback does"),
     callback_beside_an_array=leak(sends(by_callback_beside_an_array), "what pure_callback does"),
     buffer_callback=leak(sends(by_buffer_callback), "what buffer_callback does"),
+    mutable_array=leak(sends(by_a_mutable_array), "what a mutable array does"),
+    frozen_array=leak(sends(by_a_frozen_array), "what a mutable array does"),
     callback_in_a_solve=leak(sends(by_callback_in_a_solve), "what custom_linear_solve does"),
     after_the_noise=leak(sends(after_the_noise), RAW),
     noise_away=leak(first_gradient(its_own_noise_away), READS, steps=1),
