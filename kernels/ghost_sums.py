@@ -74,12 +74,13 @@ def _gram(x):
 
 def _sum_in_blocks(x):
     """Return the sums of x [N, E, P, P] over its last two axes, and their terms as in `_gram`."""
-    x, terms = x.reshape(*x.shape[:2], -1), 0
+    x, terms = x.reshape(*x.shape[:2], x.shape[2] * x.shape[3]), 0
     while x.shape[2] > 1:
         width = min(x.shape[2], SUM_BLOCK)
         x = jnp.pad(x, ((0, 0), (0, 0), (0, -x.shape[2] % width)))
+        x = x.reshape(*x.shape[:2], x.shape[2] // width, width).sum(3)
         # the barrier keeps XLA from making one long sum of several short ones
-        x = jax.lax.optimization_barrier(x.reshape(*x.shape[:2], -1, width).sum(3))
+        x = jax.lax.optimization_barrier(x)
         terms += width
     return x[:, :, 0], terms
 
@@ -129,11 +130,11 @@ class Product(NamedTuple):
         squares_a = jnp.square(a).sum(3) + a.shape[3] * tiny
         squares_b = jnp.square(b).sum(3) + b.shape[3] * tiny
         own = squares_a * squares_b
-        if a.shape[2] == 1:
+        if a.shape[2] <= 1:
             return own.sum((1, 2))
         (gram_a, terms_a), (gram_b, terms_b) = _gram(a), _gram(b)
         found, terms = _sum_in_blocks(gram_a * gram_b)
-        # slightly more than eps / 2, for the rounding of `own`
+        # slightly more than eps / 2, for the rounding of `own` and of `total`
         relative = 0.51 * float(jnp.finfo(a.dtype).eps) * (terms_a + terms_b + terms + 2)
         slack = relative * jnp.square(jnp.sqrt(own).sum(2))
         slack += a.shape[3] * tiny * jnp.square(jnp.sqrt(squares_b).sum(2))

@@ -317,11 +317,15 @@ def admitted(
         if not isinstance(stop_at, (tuple, list)) or len(stop_at) != 2:
             checks.fail(where, "stop_at=(epsilon, delta) or a Budget", checks.short_repr(stop_at))
         stop_at = budget(plan, epsilon=stop_at[0], delta=stop_at[1], rounds=rounds)
-    if start is not None and plan.paired_noise:
+    # The numbers of a run with paired noise are all 0, so they do not tell which run it is.
+    ran = () if start is None or not before else history_of(start)
+    is_paired = plan.paired_noise or any(h and not any(h) for h in (stop_at.history, ran))
+    if start is not None and is_paired:
         checks.fail(
             where,
-            "a plan without paired_noise, so that the budget can tell which run it has counted",
-            "paired_noise=True with start=",
+            "runs without paired_noise, so that the budget can tell which of them it has counted",
+            "a run with paired_noise=True",
+            "Leave paired_noise out, or count the rounds by budget.spend(plan, rounds).",
         )
     is_other = start is not None and stop_at.history not in ((), history_of(start))
     if stop_at.rounds != before or is_other:

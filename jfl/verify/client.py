@@ -450,33 +450,40 @@ class Judge:
             return "rows", None
         numbers = self.mechanism_symbols(mark)
         is_same_chain = numbers == self.mechanism_symbols(bounded)
-        for i, release in enumerate(self.declared):
-            may_be_it = is_same_chain and self.declared_symbols[i][0] == numbers
-            if may_be_it and self.is_counted(i, is_single, read, bool(kept)):
-                scheme = release.batches.scheme
-                self.drawn_batches += [(address, scheme) for _, _, address in read]
-                return describe_batches(release.batches, release.steps), self.equivalent_releases()[
-                    i
-                ]
-        self.blame_undeclared(where, is_single, kept)
-        return "rows", None
+        alike = [
+            i
+            for i, (chain, _) in enumerate(self.declared_symbols)
+            if is_same_chain and chain == numbers
+        ]
+        return self.find_declaration(where, alike, is_single, read, kept)
 
-    def blame_undeclared(self, where, is_single, kept):
-        """Add a finding about a release for which no declared release counts.
+    def find_declaration(self, where, alike, is_single, read, kept):
+        """Return what `judge_release` returns, and add a finding if no declared release counts.
 
         Args:
             where: describes the release.
+            alike: the indices of the declared releases with its chain.
             is_single: whether the whole client makes one contribution.
+            read: what `read_batch` found about each batch of the release.
             kept: as `batches_of_client` returns it.
         """
+        for i in alike:
+            if self.is_counted(i, is_single, read, bool(kept)):
+                release = self.declared[i]
+                self.drawn_batches += [(address, release.batches.scheme) for _, _, address in read]
+                reads = describe_batches(release.batches, release.steps)
+                return reads, self.equivalent_releases()[i]
+        if any(self.is_counted(i, is_single, read, False) for i in alike):
+            words = f"{where}: client state that depends on earlier rounds needs batches.full"
+            token, path = kept[0]
+            self.blame(self.example, words, token, path, "release")
+            return "rows", None
         words = f"{where}: no declared release has this chain, this adjacency and these batches"
-        if kept:
-            words = f"{where}: client state that holds rows of earlier rounds needs batches.full"
-            self.blame(self.example, words, *kept[0], "release")
-            return
-        if is_single and any("poisson" in r.batches.scheme for r in self.declared):
-            words += "; one contribution of a Poisson batch needs jfl.Release(..., steps=1)"
+        releases = [self.declared[i] for i in alike]
+        if is_single and any("poisson" in r.batches.scheme and not r.steps for r in releases):
+            words += "; one contribution of Poisson batches needs their number as steps of Release"
         self.example.append(words)
+        return "rows", None
 
     def is_counted(self, i, is_single, read, remembers) -> bool:
         """Return whether the accounting of a declared release covers a release with its chain.

@@ -202,7 +202,7 @@ class Flow:
         equation also records the constants of its programs.
         """
         if id(equation) not in self._names:
-            held, found, hidden = contents(_programs_in(equation.params))
+            held, found, hidden = contents(_programs_of(equation))
             self._names[id(equation)] = found | ({HIDES} if hidden else set())
             for value in held:
                 self.constant(value)
@@ -392,7 +392,7 @@ def contents(programs) -> tuple[list, set, set]:
             names.add(equation.primitive.name)
             hidden.add(hides(equation))
             constants += [v.val for v in equation.invars if isinstance(v, Literal)]
-            todo += _programs_in(equation.params)
+            todo += _programs_of(equation)
     return constants, names, hidden - {""}
 
 
@@ -411,6 +411,14 @@ def hides(equation) -> str:
 def opaque_in(closed: ClosedJaxpr) -> tuple:
     """Return the names of the primitives in a program that may hide anything."""
     return tuple(sorted(contents([(closed.jaxpr.eqns, ())])[2]))
+
+
+def _programs_of(equation):
+    """Return the equations and the constants of each program within an equation.
+
+    A kernel has none: the mutable arrays in it are only its operands and results.
+    """
+    return () if equation.primitive.name == "pallas_call" else _programs_in(equation.params)
 
 
 def _programs_in(params):

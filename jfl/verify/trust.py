@@ -243,9 +243,13 @@ def is_trusted(plan: Plan) -> bool:
     steps = max((n for n in counts if isinstance(n, int)), default=1)
     declared = declared_releases(plan)
     among = lambda part, parts: any(has_same_bits(part, n) for n in parts)
-    mechanisms, samplers = nodes(client, Mechanism), nodes(client, Batches)
-    # A client with another noisy mechanism may send what that one releases.
-    if not all(among(m, [r.mechanism for r in declared]) for m in mechanisms if mech.noisy(m)):
+    of_kind = lambda kind: [r for r in records if isinstance(r, kind)]
+    mechanisms, samplers = of_kind(Mechanism), of_kind(Batches)
+    # A client with several gradients, samplers or noisy mechanisms may send what another one
+    # computes than the one that is declared.
+    is_one = len(of_kind(Grad)) <= 1 and all(has_same_bits(b, samplers[0]) for b in samplers)
+    noisy = [m for m in mechanisms if mech.noisy(m)]
+    if not is_one or not all(among(m, [r.mechanism for r in declared]) for m in noisy):
         return False
     return all(
         among(r.mechanism, mechanisms)

@@ -60,11 +60,18 @@ def test_a_budget_continues_with_its_run(plan_of):
     assert other.budget.rounds == two.budget.rounds
     with pytest.raises(ArgumentError, match="of another run"):
         jfl.simulate(KEY, first, 1, start=two.run, stop_at=other.budget)
-    # runs with paired noise have no identity by which a budget could tell them apart
+    # runs with paired noise cannot be told apart
     paired = dataclasses.replace(second, paired_noise=True)
-    with pytest.raises(ValueError, match="a plan without paired_noise"):
-        jfl.simulate(KEY, paired, 1, start=one.run, stop_at=one.budget)
-    jfl.simulate(KEY, first, 1, start=other.run, stop_at=by_hand.spend(plan_of(30.0), number))
+    counted = jfl.simulate(
+        KEY, dataclasses.replace(first, paired_noise=True), 4, stop_at=(2.0, 1e-5)
+    )
+    for plan, start, stop_at in (
+        (paired, one.run, one.budget),
+        (second, counted.run, counted.budget),
+        (second, counted.run, by_hand),
+    ):
+        with pytest.raises(ValueError, match="runs without paired_noise"):
+            jfl.simulate(KEY, plan, 1, start=start, stop_at=stop_at)
 
 
 def test_only_rounds_that_ran_are_spent(plan_of):

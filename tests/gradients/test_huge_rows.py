@@ -84,3 +84,9 @@ def test_nearly_constant_activations_that_cancel_pass_no_bound(size, seed):
     )
     total = jax.jit(lambda part: part.total(shrink(jnp.sqrt(part.squares()), 1.0)))(part)
     assert np.linalg.norm(np.asarray(total, np.float64)) <= 1 + 1e-5
+
+
+@pytest.mark.parametrize("shape", [(0, 1, 2), (2, 0, 2), (2, 1, 0)])
+def test_products_without_entries_have_no_length(shape):
+    part = Product(jnp.ones((*shape, 4)), jnp.ones((*shape, 3)))
+    assert np.array_equal(part.squares(), np.zeros(shape[0]))
