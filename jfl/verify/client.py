@@ -481,7 +481,7 @@ class Judge:
         words = f"{where}: no declared release has this chain, this adjacency and these batches"
         releases = [self.declared[i] for i in alike]
         if is_single and any("poisson" in r.batches.scheme and not r.steps for r in releases):
-            words += "; one contribution of Poisson batches needs their number as steps of Release"
+            words += "; one contribution of Poisson batches needs jfl.Release(steps=their number)"
         self.example.append(words)
         return "rows", None
 

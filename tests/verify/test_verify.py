@@ -1003,7 +1003,7 @@ def test_one_contribution_of_a_poisson_batch_is_no_sum(scheme):
         batch=batch,
         steps=1,
     )
-    caught(of(0), "needs their number as steps of Release")
+    caught(of(0), r"needs jfl.Release\(steps=their number\)")
     assert verdict(of(1))[0].status == "proved"
 
 
