@@ -333,7 +333,9 @@ def rows(batch=batches.without_replacement(10)):
 def test_a_plan_is_charged_with_its_event(plan, options, event, renyi, few_orders):
     found = guarantees.guarantee(plan, 50, **options)
     close(found.epsilon, eps(event), 1e-9)
-    assert found.status == "proved" and found.delta == DELTA
+    # a client with several batch samplers is traced, and the one of these plans computes nothing
+    is_traced = len(plan.algorithm.releases) > 1
+    assert found.status == ("conditional" if is_traced else "proved") and found.delta == DELTA
     assert all(getattr(found, name) == value for name, value in options.items())
 
 
