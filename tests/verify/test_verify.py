@@ -159,26 +159,26 @@ def test_undeclared_state_of_a_built_in_client(fed, task):
         assert ("stateful=True" in str(proved.caveats)) == (status == "conditional")
 
 
+def with_fewer_rows_for_personal_models(ditto):
+    one = batches.without_replacement(1)
+    personal = dataclasses.replace(ditto.client.data["personal"], batches=one)
+    client = Fn(ditto.client.function, {**ditto.client.data, "personal": personal})
+    releases = tuple(dataclasses.replace(r, batches=one) for r in ditto.personal_releases)
+    return dataclasses.replace(ditto, client=client, personal_releases=releases)
+
+
+def with_work_in_structure(ditto):
+    held = dict(ditto.client.data)
+    static = dict(ditto.client.static, work=held.pop("work"))
+    return dataclasses.replace(ditto, client=Fn(ditto.client.function, held, static))
+
+
+same = lambda ditto: ditto
 TWO_WORKS = dict(
-    quieter=(dict(), lambda ditto: ditto),
-    bare=(dict(grad=jfl.grad(squared)), lambda ditto: ditto),
-    fewer_rows=(
-        dict(personal_grad=noisy_grad()),
-        lambda ditto: dataclasses.replace(
-            ditto,
-            personal_releases=tuple(
-                dataclasses.replace(r, batches=batches.without_replacement(1))
-                for r in ditto.personal_releases
-            ),
-        ),
-    ),
-    static=(
-        dict(),
-        lambda ditto: dataclasses.replace(
-            ditto,
-            client=Fn(ditto.client.function, {}, {**ditto.client.data, **ditto.client.static}),
-        ),
-    ),
+    quieter=(dict(), same),
+    bare=(dict(grad=jfl.grad(squared)), same),
+    fewer_rows=(dict(personal_grad=noisy_grad()), with_fewer_rows_for_personal_models),
+    static=(dict(), with_work_in_structure),
 )
 
 
