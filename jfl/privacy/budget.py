@@ -318,21 +318,15 @@ def admitted(
             checks.fail(where, "stop_at=(epsilon, delta) or a Budget", checks.short_repr(stop_at))
         stop_at = budget(plan, epsilon=stop_at[0], delta=stop_at[1], rounds=rounds)
     # The numbers of a run with paired noise are all 0, so they do not tell which run it is.
-    ran = () if start is None or not before else history_of(start)
-    is_paired = plan.paired_noise or any(h and not any(h) for h in (stop_at.history, ran))
-    if start is not None and is_paired:
-        checks.fail(
-            where,
-            "runs without paired_noise, so that the budget can tell which of them it has counted",
-            "a run with paired_noise=True",
-            "Leave paired_noise out, or count the rounds by budget.spend(plan, rounds).",
-        )
-    is_other = start is not None and stop_at.history not in ((), history_of(start))
+    is_same = start is not None and any(stop_at.history) and stop_at.history == history_of(start)
+    is_other = start is not None and stop_at.history != () and not is_same
     if stop_at.rounds != before or is_other:
         checks.fail(
             where,
             f"a budget that has counted the {before} rounds that have run",
-            f"one that has counted {stop_at.rounds}" + " of another run" * is_other,
+            f"one that has counted {stop_at.rounds}"
+            + " of another run, or of runs with paired_noise, which it cannot tell apart"
+            * is_other,
             "Continue with stop_at=out.budget of the Output that start=out.run is from.  Rounds "
             "that ran in other ways are counted by budget.spend(plan, rounds).",
         )

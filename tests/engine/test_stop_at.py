@@ -60,18 +60,17 @@ def test_a_budget_continues_with_its_run(plan_of):
     assert other.budget.rounds == two.budget.rounds
     with pytest.raises(ArgumentError, match="of another run"):
         jfl.simulate(KEY, first, 1, start=two.run, stop_at=other.budget)
-    # runs with paired noise cannot be told apart
-    paired = dataclasses.replace(second, paired_noise=True)
-    counted = jfl.simulate(
-        KEY, dataclasses.replace(first, paired_noise=True), 4, stop_at=(2.0, 1e-5)
-    )
-    for plan, start, stop_at in (
-        (paired, one.run, one.budget),
-        (second, counted.run, counted.budget),
-        (second, counted.run, by_hand),
-    ):
-        with pytest.raises(ValueError, match="runs without paired_noise"):
-            jfl.simulate(KEY, plan, 1, start=start, stop_at=stop_at)
+    jfl.simulate(KEY, first, 1, start=other.run, stop_at=by_hand.spend(plan_of(30.0), number))
+
+
+def test_a_budget_does_not_take_one_run_with_paired_noise_for_another(plan_of):
+    noisy, quiet = (dataclasses.replace(plan_of(z), paired_noise=True) for z in (20.0, 10.0))
+    one, other = (jfl.simulate(KEY, p, 4, stop_at=(9.0, 1e-5)) for p in (noisy, quiet))
+    for plan in (noisy, plan_of(20.0)):
+        with pytest.raises(ArgumentError, match="runs with paired_noise, which it cannot tell"):
+            jfl.simulate(KEY, plan, 1, start=other.run, stop_at=one.budget)
+    by_hand = jfl.budget(quiet, epsilon=9.0).spend(quiet, 4)
+    jfl.simulate(KEY, noisy, 1, start=other.run, stop_at=by_hand)
 
 
 def test_only_rounds_that_ran_are_spent(plan_of):
