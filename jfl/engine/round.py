@@ -31,7 +31,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
-from ..core import checks, hashing, identity, pytrees
+from ..core import checks, contract, hashing, identity, pytrees
 from ..core.pytrees import Tree, Words
 from ..core.random_streams import (
     Stream,
@@ -418,20 +418,9 @@ def _run_client(
         client_state,
         _client_rows(plan, client_id, num_rows, rows),
     )
-    if not (isinstance(results, (tuple, list)) and len(results) == 3):
-        checks.fail(
-            f"client of {plan.algorithm.name}",
-            "three results: the upload, the new client state and a jfl.Diagnostics",
-            checks.short_repr(results),
-        )
-    payload, new_state, diagnostics = results
-    if not isinstance(diagnostics, Diagnostics):
-        checks.fail(
-            f"client of {plan.algorithm.name}",
-            "diagnostics of the class jfl.Diagnostics as its third result",
-            checks.short_repr(diagnostics),
-            "Return jfl.Diagnostics(loss, clipped, overflow), with 0 for what you do not measure.",
-        )
+    payload, new_state, diagnostics = contract.client_results(
+        plan.algorithm.name, results, client_state
+    )
     if plan.upload is None:
         return payload, payload, new_state, diagnostics, jnp.zeros((), bool)
 
@@ -488,13 +477,9 @@ def _finish_round(
     )
     # The server's context has id C, one past the last client.
     context = _context(run, plan, jnp.int32(plan.sampler.clients), jnp.int32(0), jnp.float32(1))
-    server_state = plan.algorithm.server(context, run.server, released)
-    if jax.tree.structure(server_state) != jax.tree.structure(run.server):
-        checks.fail(
-            f"server of {plan.algorithm.name}",
-            f"a new server state like the one of init, {jax.tree.structure(run.server)}",
-            str(jax.tree.structure(server_state)),
-        )
+    server_state = contract.server_state(
+        plan.algorithm.name, plan.algorithm.server(context, run.server, released), run.server
+    )
 
     server_is_finite = pytrees.all_finite((server_state, mechanism_state))
     health = _update_health(run.health, plan, sums, cohort_overflow, server_is_finite)

@@ -24,7 +24,7 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 
-from ..core import checks
+from ..core import checks, contract
 from ..core.records import Caveat, Fn, Mechanism, Plan, code_of
 from ..models import losses
 from ..privacy.mechanisms import chain as mech
@@ -406,7 +406,11 @@ def _trace_client_and_server(plan) -> list[Trace]:
                 ("server", algorithm.server, context_shapes(), server, payload),
                 ("algorithm.params", algorithm.params, server),
             ]
-    call_server = lambda f, context, *rest: f(context._replace(clients=num_clients), *rest)
+
+    def call_server(function, context, state, mean_upload):
+        new = function(context._replace(clients=num_clients), state, mean_upload)
+        return contract.server_state(algorithm.name, new, state)
+
     for place, function, *operands in functions:
         if user_objects_in(function, JUDGED_APART):
             call = call_server if place == "server" else _call
@@ -425,6 +429,8 @@ def _trace_once(function, *operands) -> tuple[list, tuple]:
     """
     try:
         closed = jax.make_jaxpr(function)(*operands)
+    except contract.ContractError:
+        raise
     except Exception:  # an error of the user's function, which running it will show
         return [], ()
     consts, _, hidden = contents([(closed.jaxpr.eqns, closed.consts)])

@@ -13,7 +13,7 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 
-from ..core import checks
+from ..core import checks, contract
 from ..core.records import Context, Keys, Plan, Rows
 from ..kernels import normals
 from ..privacy.mechanisms import chain as mech
@@ -191,7 +191,8 @@ def trace_client(plan, declared, parts, classes, keeps=False) -> Verdict:
         context = context._replace(clients=plan.sampler.clients)
         x, y, index = rows
         rows = Rows(x, y, index, context.size)
-        payload, kept, _ = client(context, Keys(*keys), server, client_state, rows)
+        results = client(context, Keys(*keys), server, client_state, rows)
+        payload, kept, _ = contract.client_results(plan.algorithm.name, results, client_state)
         if keeps:
             payload = payload, kept, plan.algorithm.personal(server, kept)
         releases = [(mech.at_round(m, context.round), b) for m, b in releases]
@@ -206,6 +207,8 @@ def trace_client(plan, declared, parts, classes, keeps=False) -> Verdict:
             closed, shapes = jax.make_jaxpr(program, return_shape=True)(*operands)
         judge = Judge(plan, declared, keeps, shapes)
         return judge.verdict(closed, operands, classes, structures)
+    except contract.ContractError:
+        raise
     except Exception as error:  # an error of the user's algorithm
         why = (f"the client could not be followed: {checks.describe_error(error)}",)
         return Verdict(why, why, (), [], None)

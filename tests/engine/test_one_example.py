@@ -52,7 +52,7 @@ def test_an_algorithm_that_does_not_fit_the_engine(fed):
     with pytest.raises(
         ValueError, match="client of own: expected diagnostics.*Return jfl.Diagnostics"
     ):
-        jfl.simulate(jax.random.key(0), jfl.plan(fed, task, own, full), 1)
+        jfl.plan(fed, task, own, full)
 
     def two_results(context, keys, server, state, rows):
         return server["model"], state
@@ -67,7 +67,41 @@ def test_an_algorithm_that_does_not_fit_the_engine(fed):
         model = lambda server: server["model"]
         own = jfl.algorithm(init, mine, back, name="own", params=model)
         with pytest.raises(ValueError, match=words):
-            jfl.simulate(jax.random.key(0), jfl.plan(fed, task, own, full), 1)
+            jfl.plan(fed, task, own, full)
+
+
+@pytest.mark.parametrize(
+    "start, new, accepted",
+    [
+        # The engine would broadcast a chunk of C numbers to C states of C numbers each.
+        (jnp.zeros(CLIENTS), lambda own: own.sum(), False),
+        (jnp.zeros(2), lambda own: own[:1], False),
+        (jnp.zeros((), int), lambda own: own + 0.5, False),
+        ((), lambda own: jnp.zeros(3), False),
+        (dict(a=jnp.zeros(2), b=jnp.zeros(())), lambda own: dict(a=own["a"]), False),
+        (jnp.zeros(()), lambda own: 1, True),
+        (jnp.zeros(()), lambda own: own.astype(jnp.bfloat16) + 1, True),
+    ],
+    ids="mixed broadcast fraction array missing number exact".split(),
+)
+def test_a_new_client_state_has_the_form_of_the_first(fed, start, new, accepted):
+    def client(context, keys, server, own, rows):
+        return server, new(own), jfl.Diagnostics(0.0, 0.0, 0)
+
+    def init(params):
+        return params, start
+
+    def plan():
+        parts = dict(params=lambda server: server, stateful=True, name="own")
+        own = jfl.algorithm(init, client, lambda context, server, mean: server, **parts)
+        return jfl.plan(fed, jfl.task(W, good), own, jfl.sampling.full(CLIENTS))
+
+    if accepted:
+        states = jfl.simulate(jax.random.key(0), plan(), 1).run.client_states
+        np.testing.assert_array_equal(states, np.ones(CLIENTS))
+    else:
+        with pytest.raises(ValueError, match="client of own: expected a new client state like the"):
+            plan()
 
 
 @pytest.mark.parametrize(
