@@ -5,6 +5,7 @@ A row is one evaluation of one run, with the columns of metrics.csv.
 
 import csv
 import hashlib
+import importlib
 import sys
 from pathlib import Path
 from typing import Any
@@ -64,11 +65,14 @@ def tidy(result, plan: Plan | None = None, *, delta: float | None = None) -> lis
         checks.fail(where, "the plan of the run for its epsilon", "plan=None")
     else:
         points = [(None, dict(seed=result.run.key), plan, None)]
-    rows, known = [], {}
+    rows, known, accounted = [], {}, {}
     for i, point, of_point, failed in points:
         history = record.lists(result.metrics, i)
-        if id(of_point) not in known:  # seeds share a plan
-            known[id(of_point)] = _epsilons(of_point, history, delta)
+        if id(of_point) not in known:  # seeds share a plan, and learning rates a ledger
+            ledger = None if delta is None else guarantee_rows.ledger(of_point, history["round"])
+            if ledger not in accounted:
+                accounted[ledger] = _epsilons(of_point, history, delta)
+            known[id(of_point)] = accounted[ledger]
         epsilon, promise = known[id(of_point)]
         values = {k: _value(v) for k, v in point.items() if k != "seed"}
         more = promise
@@ -106,22 +110,20 @@ def frame(
         [1, 2]
     """
     checks.require_one_of("frame", ("pandas", "polars", "xarray"), kind=kind)
-    rows = tidy(result, plan, delta=delta)
-    try:
-        if kind == "polars":
-            import polars
-
-            return polars.DataFrame(rows, infer_schema_length=None)
-        import pandas
-
-        table: Any = pandas.DataFrame(rows)
-        if kind == "pandas":
-            return table
-        import xarray  # noqa: F401, of which pandas makes the Dataset
+    try:  # before the epsilons, which take long
+        library = importlib.import_module("polars" if kind == "polars" else "pandas")
+        if kind == "xarray":
+            importlib.import_module(kind)  # pandas makes the Dataset of it
     except ImportError as error:
         checks.fail(
             "frame", f"the package {kind}", checks.describe_error(error), f"pip install {kind}"
         )
+    rows = tidy(result, plan, delta=delta)
+    if kind == "polars":
+        return library.DataFrame(rows, infer_schema_length=None)
+    table: Any = library.DataFrame(rows)
+    if kind == "pandas":
+        return table
     axes = [c for c in rows[0] if c not in (*record.COLUMNS, "failed", *record.PROMISE)]
     index = [c for c in axes if table[c].nunique(dropna=False) > 1] + ["seed", "round"]
     if table.duplicated(index).any():

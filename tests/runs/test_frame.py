@@ -1,6 +1,7 @@
 """Results as rows, and as data frames."""
 
 import re
+import sys
 from types import SimpleNamespace
 
 import jax
@@ -106,6 +107,30 @@ def test_rows_say_of_which_promise_an_epsilon_is_and_what_failed(fed, task, monk
     assert conditional == {(None, None, "conditional")}
 
 
+def test_equal_ledgers_are_accounted_once(fed, task, noisy, monkeypatch):
+    calls, all_rows = [], guarantee_rows.all_rows
+
+    def counted(*given):
+        calls.append(given)
+        return all_rows(*given)
+
+    monkeypatch.setattr(guarantee_rows, "all_rows", counted)
+
+    def make(z, lr):
+        algorithm = jfl.algorithms.fedsgd(jfl.grad(squared), lr=lr)
+        sampler = jfl.sampling.full(fed.size.shape[0])
+        return jfl.plan(fed, task, algorithm, sampler, release=noisy_release(z=z))
+
+    plans = [make(z, lr) for z in (1.0, 2.0) for lr in (0.1, 0.2, 0.3)]
+    seen = jfl.Metrics(np.array(6 * [[1, 3]]), np.ones((6, 2)), None, None, *np.ones((4, 6, 2)))
+    points = [dict(seed=0, point=i) for i in range(6)]
+    swept = SimpleNamespace(points=points, plans=plans, metrics=seen, failed=np.zeros(6, bool))
+    rows = tables.tidy(swept, delta=1e-5)
+    assert len(calls) == 2
+    for row, plan in zip(rows[1::2], plans):
+        assert row["epsilon"] == jfl.guarantee(plan, 3, view="third_party").epsilon
+
+
 def test_values_have_names_of_their_own():
     one, other, near = (np.ones(1001, np.float32) for _ in range(3))
     other[500], near[500] = 9, np.nextafter(np.float32(1), np.float32(2))
@@ -131,6 +156,15 @@ def test_data_frames(swept, kind):
         assert list(frame[name]) == [r[name] for r in rows], name
     with pytest.raises(ValueError, match="kind"):
         swept.frame(kind="arrow")
+
+
+def test_a_missing_package_is_named_before_epsilons_are_computed(swept, monkeypatch):
+    pytest.importorskip("pandas", reason="pandas is not installed")
+    monkeypatch.setattr(tables, "tidy", lambda *_, **__: pytest.fail("this takes long"))
+    for kind in ("xarray", "polars", "pandas"):
+        monkeypatch.setitem(sys.modules, kind, None)
+        with pytest.raises(ValueError, match=f"frame: expected the package {kind}.*pip install"):
+            swept.frame(kind=kind, delta=1e-5)
 
 
 def test_xarray(swept):
