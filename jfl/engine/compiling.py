@@ -94,8 +94,8 @@ def _slow_start_text(name: str, elapsed: float, seconds: Mapping[str, float], cu
     if CONFIG.jax_compilation_cache_dir is None:
         text += "For other processes, jfl.keep_compiled_programs() stores it. "
     return text + (
-        "A model that repeats a layer is traced and compiled faster if it loops over the layers, "
-        "for example by flax.linen.scan, but its rounds may then take longer."
+        "If the model has many equal layers, a loop over them, such as flax.linen.scan, is traced "
+        "and compiled faster, but its rounds may then take longer."
     )
 
 

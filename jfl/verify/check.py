@@ -98,12 +98,14 @@ class Report(NamedTuple):
             "as declared:",
             *([describe(r) for r in self.declared] or ["  none"]),
         ]
+        # Noise for clients is added after the client function, which may send rows without noise.
+        aside = "outside of this proof, " if self.status == "proved" else ""
         for what, findings in (
             ("a guarantee for examples", self.example),
             ("a guarantee for clients", self.client),
             ('view "personal"', self.personal),
         ):
-            parts += [f"against {what}:", *(f"  {f}" for f in findings)] if findings else []
+            parts += [f"{aside}against {what}:", *(f"  {f}" for f in findings)] if findings else []
         return "\n".join(parts)
 
 

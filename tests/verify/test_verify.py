@@ -120,6 +120,17 @@ def no_noise(grad):
 SOME = ("fedavg", "scaffold", "pfedme")
 
 
+def test_a_report_tells_what_its_proof_does_not_need(fed, task):
+    """Noise for clients is added after the client, which sends rows without noise."""
+    head = "\nagainst a guarantee for examples:\n  rows reach"
+    report = lambda release: str(jfl.check_privacy(plan_of(release)))
+    plan_of = lambda release: jfl.plan(
+        fed, task, make_algorithm("fedavg", jfl.grad(squared)), FULL, release=release
+    )
+    assert head in report(None)
+    assert head.replace("against", "outside of this proof, against") in report(noisy_release())
+
+
 @pytest.mark.parametrize(
     "name, kind",
     [
