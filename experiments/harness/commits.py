@@ -7,13 +7,12 @@ where to find that code.  commits.json has the first commit with each of these h
 commit has it, because the code ran before it was committed.
 """
 
-import hashlib
 import json
 import subprocess
 import sys
 from pathlib import Path
 
-from jfl.core.files import write
+from jfl.core.files import SOURCE_FOLDERS, source_of, write
 
 from . import command_line
 from . import results as results_file
@@ -21,7 +20,6 @@ from .results import PAPERS
 
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "experiments" / "results" / "commits.json"
-FOLDERS = ("jfl", "kernels")  # whose code the hash covers, in its order
 
 
 def sources() -> set[str]:
@@ -43,14 +41,12 @@ def first_commits(wanted: set[str], root: Path = ROOT) -> dict[str, str]:
     found, contents = {}, {}
     for commit in _git(root, "rev-list", "--first-parent", "HEAD").decode().split():
         # a file is listed as: mode, type, name of the content, and after a tab the path
-        listed = _git(root, "ls-tree", "-r", commit, *FOLDERS).decode().splitlines()
+        listed = _git(root, "ls-tree", "-r", commit, *SOURCE_FOLDERS).decode().splitlines()
         of = {path: facts.split()[2] for facts, path in (line.split("\t") for line in listed)}
         paths = [p for p in of if p.endswith(".py")]
-        paths.sort(key=lambda path: (FOLDERS.index(path.split("/")[0]), path.split("/")))
         for name in {of[path] for path in paths} - contents.keys():
             contents[name] = _git(root, "cat-file", "blob", name)
-        code = b"\0".join(contents[of[path]] for path in paths)
-        if (source := hashlib.sha256(code).hexdigest()[:16]) in wanted:
+        if (source := source_of({path: contents[of[path]] for path in paths})) in wanted:
             found[source] = commit  # commits come from the last to the first
     return found
 

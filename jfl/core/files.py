@@ -24,6 +24,7 @@ import numpy as np
 from . import checks
 
 TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}")
+SOURCE_FOLDERS = ("jfl", "kernels")  # whose code `source` covers, in its order
 
 
 def write(path: str | Path, content: str | Iterable[Any]) -> None:
@@ -69,8 +70,20 @@ def source() -> str:
     """Return a hash of jfl's code, since a working copy can change without a new version."""
     package = Path(__file__).parents[1]
     kernels = Path(str(importlib.import_module("jfl.kernels").__file__)).parent
-    parts = [p.read_bytes() for folder in (package, kernels) for p in sorted(folder.rglob("*.py"))]
-    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
+    return source_of(
+        {
+            f"{name}/{file.relative_to(folder).as_posix()}": file.read_bytes()
+            for name, folder in zip(SOURCE_FOLDERS, (package, kernels))
+            for file in folder.rglob("*.py")
+        }
+    )
+
+
+def source_of(code: dict[str, bytes]) -> str:
+    """Return the hash of `source` for files whose paths begin with one of SOURCE_FOLDERS."""
+    parts = lambda path: path.split("/")
+    order = sorted(code, key=lambda path: (SOURCE_FOLDERS.index(parts(path)[0]), parts(path)))
+    return hashlib.sha256(b"\0".join(code[path] for path in order)).hexdigest()[:16]
 
 
 # --- records
