@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..core import checks
+from ..core import checks, identity
 from ..core.records import Plan
 from . import guarantee_rows, record
 from .statistics import interval as interval
@@ -42,7 +42,7 @@ def tidy(result, plan: Plan | None = None, *, delta: float | None = None) -> lis
         A guarantee covers none of the columns except `round`, `epsilon` and its description.
 
     Raises:
-        ValueError: For several runs in one Output, or a delta without a plan.
+        ValueError: For several runs in one Output, or a delta without the plan of all rounds.
 
     Example:
         >>> from types import SimpleNamespace as Record
@@ -64,6 +64,8 @@ def tidy(result, plan: Plan | None = None, *, delta: float | None = None) -> lis
     elif delta is not None and plan is None:
         checks.fail(where, "the plan of the run for its epsilon", "plan=None")
     else:
+        if delta is not None:
+            _require_plan_of(result.run, plan)
         points = [(None, dict(seed=result.run.key), plan, None)]
     rows, known, accounted = [], {}, {}
     for i, point, of_point, failed in points:
@@ -129,6 +131,24 @@ def frame(
     if table.duplicated(index).any():
         checks.fail("frame", "one row for each point, seed and round", f"several of {index}")
     return table.drop(columns="name").set_index(index).to_xarray()
+
+
+def _require_plan_of(run, plan):
+    """Reject a plan that did not run all rounds of a run, whose epsilon would be another one.
+
+    Plans with paired noise have equal identities, so they are not told apart.
+    """
+    pairs = (
+        (run.plan_identity, identity.noise_identity(plan)),
+        (run.plan_history, identity.initial_history(plan)),
+    )
+    if not all(np.array_equal(np.asarray(ran), np.asarray(own)) for ran, own in pairs):
+        checks.fail(
+            "tables.tidy",
+            "the plan that ran all rounds, for its epsilon",
+            "another plan, or a run that continued under another one",
+            "For a run of several plans, use jfl.guarantee([(first, rounds), (second, rounds)]).",
+        )
 
 
 def _epsilons(plan, history, delta):

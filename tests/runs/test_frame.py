@@ -70,6 +70,22 @@ def test_tidy_rows_of_a_run(noisy, promise):
     assert out.frame(noisy(1.0))["round"].tolist() == [1, 2]
 
 
+def test_an_epsilon_is_that_of_the_plan_that_ran(noisy):
+    """Not of a plan with more noise, which only continued the run, or did not run at all."""
+    first, second = noisy(1.0), noisy(10.0)
+    out = jfl.simulate(jax.random.key(7), first, 2)
+    more = jfl.simulate(jax.random.key(7), first, 2, start=out.run)
+    rows = tables.tidy(more, noisy(1.0), delta=1e-5)
+    proved = jfl.guarantee(first, 4, 1e-5, view="third_party").epsilon
+    np.testing.assert_allclose(rows[-1]["epsilon"], proved, rtol=1e-6)
+    mixed = jfl.simulate(jax.random.key(7), second, 2, start=out.run)
+    again = jfl.simulate(jax.random.key(7), first, 2, start=mixed.run)
+    for ran, plan in ((out, second), (mixed, second), (mixed, first), (again, first)):
+        with pytest.raises(ValueError, match="the plan that ran all rounds.*jfl.guarantee"):
+            tables.tidy(ran, plan, delta=1e-5)
+        assert tables.tidy(ran, plan)
+
+
 def test_tidy_rows_of_a_sweep(swept, promise):
     rows = tables.tidy(swept, delta=1e-5)
     assert [(r["name"], r["seed"], r["round"], r["z"]) for r in rows] == [
