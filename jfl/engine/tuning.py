@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from ..core import checks, pytrees
-from ..core.errors import NotAnalysable
+from ..core.errors import HealthError, NotAnalysable
 from ..core.records import Caveat, Guarantee, Plan, brief, safe_repr, size_text
 from ..privacy import guarantees
 from ..privacy.accountants import choosing, truncation
@@ -298,7 +298,10 @@ def ask_tell(
     while len(tried) < trials:
         asked = [study.ask(space) for _ in range(min(at_once, trials - len(tried)))]
         points = [dict(trial.params, seed=seed) for trial in asked for seed in seeds]
-        swept = sweep(make_plan, rounds=rounds, points=points, tolerate=tolerate)
+        try:
+            swept = sweep(make_plan, rounds=rounds, points=points, tolerate=tolerate)
+        except HealthError as error:  # all of these points failed, which the study must learn
+            swept = error.run
         values = np.asarray(metric_of(where, swept.metrics, metric))[:, -1].astype(float)
         values[swept.failed | ~np.isfinite(values)] = np.nan
         means = values.reshape(len(asked), len(seeds)).mean(1)

@@ -235,11 +235,12 @@ def test_settings_are_asked_for_in_batches(monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore:sweep. the point")
-def test_what_is_told_is_of_separate_runs():
-    """Of a run that fails it is nan."""
+@pytest.mark.parametrize("at_once", [2, 1])
+def test_what_is_told_is_of_separate_runs(at_once):
+    """Of a run that fails it is nan, also if no other one is in its sweep."""
     rates = [3.3e38, 0.5]
     study = Study(rates)
-    found = tune(study, trials=2)
+    found = tune(study, trials=2, at_once=at_once)
     assert [row["lr"] for row in found] == rates
     assert np.isnan(found[0]["value"]) and np.isnan(study.told[0])
     run = lambda seed: jfl.simulate(jax.random.key(seed), plain(0.5), 20).metrics.loss[-1]
