@@ -187,21 +187,24 @@ def restore(path: str | Path, plan: Plan) -> Run:
         plan: the plan that ran.
 
     Raises:
-        ArgumentError: If the shapes in the file are not those of this plan's state.  Other
-            differences are not detected.
+        ArgumentError: If the shapes in the file, or the bytes per number, are not those of this
+            plan's state.  Other differences are not detected.
     """
     like = init(jax.random.key(0), plan)
     wanted, structure = jax.tree.flatten(pytrees.keys_to_words(like))
     with np.load(path) as stored:
         found = [stored[name] for name in stored.files]
-    if [x.shape for x in found] != [x.shape for x in wanted]:
+    form = lambda arrays: [(x.shape, x.dtype.itemsize) for x in arrays]
+    if form(found) != form(wanted):
         checks.fail(
             "callbacks.restore",
             "a state of this plan",
             f"{path}, of another one",
             "Use the plan that made it.",
         )
-    return pytrees.words_to_keys(structure.unflatten(map(jnp.asarray, found)), like)
+    # NumPy stores a type that it does not know, such as bfloat16, as bytes of kind "V".
+    typed = [x.view(w.dtype) if x.dtype.kind == "V" else x for x, w in zip(found, wanted)]
+    return pytrees.words_to_keys(structure.unflatten(map(jnp.asarray, typed)), like)
 
 
 # --- what `simulate` does with them

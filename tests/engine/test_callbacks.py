@@ -94,6 +94,21 @@ def test_a_checkpoint_goes_on(plan, whole, tmp_path):
         jfl.callbacks.restore(path, plan_of(classes=4))
 
 
+def test_a_checkpoint_keeps_bfloat16(tmp_path):
+    """NumPy does not know this type."""
+    fed, path = make_federation(classes=3), tmp_path / "state.npz"
+    task = jfl.models.logistic(fed)
+    params = jax.tree.map(lambda x: x.astype(jnp.bfloat16), task.init(KEY))
+    coarse = jfl.task(params, task.loss)
+    of = lambda task: jfl.plan(
+        fed, task, jfl.algorithms.fedsgd(jfl.grad(task.loss)), jfl.sampling.full(CLIENTS)
+    )
+    out = jfl.simulate(KEY, of(coarse), 2, callbacks=[jfl.callbacks.checkpoint(path)])
+    assert same_bits(jfl.callbacks.restore(path, of(coarse)), out.run)
+    with pytest.raises(ValueError, match="callbacks.restore: expected a state of this plan"):
+        jfl.callbacks.restore(path, of(task))
+
+
 def test_an_unhealthy_run_stops_at_its_evaluation():
     plan, seen = plan_of(lr=1e38, noise=1.0), []
     with pytest.raises(jfl.HealthError, match="by round [1-4] "):
