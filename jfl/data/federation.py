@@ -177,6 +177,13 @@ def _join_clients(clients, partition, holdout, test):
         if y.ndim == 0 or x.shape[:1] != y.shape[:1]:
             shapes = f"x of shape {list(x.shape)}, y of shape {list(y.shape)}"
             checks.fail(where, f"x and y with the same number of rows for client {name!r}", shapes)
+        if x.dtype == np.uint8:  # joined with floats, these rows would pass as floats
+            checks.fail(
+                where,
+                f"x of client {name!r} as float, or as a wider integer for tokens",
+                "uint8",
+                "Images: x / 255.  Tokens: x.astype('int32').",
+            )
         parts.append((x, y))
     if not any(len(y) for _, y in parts):
         checks.fail(where, "at least one client with rows", "none")

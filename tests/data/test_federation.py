@@ -341,6 +341,11 @@ HALF = dict(holdout=0.5)
         ({}, HALF, "at least one client"),
         ([rows(3), (np.zeros((3, 4)), [0, 1, 0])], HALF, "must match exactly"),
         ({"a": rows(3)}, HALF | dict(partition=partition.iid(1)), "each client has its rows"),
+        (
+            {"a": rows(5), "b": (np.full(rows(5)[0].shape, 200, np.uint8), rows(5)[1])},
+            HALF,
+            "x of client 'b' as float.*uint8.*x / 255",
+        ),
         ({"a": rows(5), "b": rows(1), "c": rows(0)}, HALF, "fewer for client.s. 'b', 'c'"),
         ([rows(5), rows(0), rows(1)], dict(test=rows(4)), "fewer for client.s. 1"),
     ],
