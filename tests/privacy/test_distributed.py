@@ -187,6 +187,26 @@ def test_bounds_hold_in_one_dimension(law, clients, std, move):
         assert std < 5 or bound <= 2.5 * exact
 
 
+@pytest.mark.parametrize("clients, std", [(2, 0.08), (2, 0.1), (3, 0.1), (5, 0.08)])
+def test_bounds_hold_for_sums_of_narrow_noise(clients, std):
+    """Sums of narrow discrete Gaussians are less private than a Gaussian of the same variance."""
+
+    class Known(shares.Encoding):
+        scale = 1.0
+        share = std
+        longest = 1.0
+
+    _, one = law_of("discrete_gaussian", std, 2)
+    total = one
+    for _ in range(clients - 1):
+        total = np.convolve(total, one)
+    code = Known("discrete_gaussian", 1.0, 1.0, clients, 1, 12, 4.0, "zero_out")
+    slopes, constants = code.bounds(clients)
+    for order in (1.001, 1.5, 2.0, 4.0):
+        exact = renyi(total[1:], total[:-1], order)
+        assert exact <= (slopes * order + constants).min()
+
+
 def test_the_divergence_of_the_known_discrete_gaussian():
     """Alone, a discrete Gaussian is as concentrated as a Gaussian (Canonne et al., 2020)."""
     code = encoding("discrete_gaussian", cohort=1, bits=14)

@@ -39,6 +39,8 @@ RETRY_PROBABILITY = math.exp(-0.5)
 NUM_ROUNDING_TRIES = 2
 # The relative rounding error of a norm in float32.
 NORM_ERROR = 1e-5
+# The bounds of a sum of discrete Gaussians are proved from this standard deviation of each.
+MIN_SUMMED_STD = 0.5
 
 # The table of a client's noise covers this number of standard deviations.
 MAX_TABLE_LENGTH = 2**15
@@ -127,6 +129,9 @@ class Encoding(NamedTuple):
             first = plain + l2**2 / (2 * std**4), (6 * l1 - l2**2) / (4 * std**4)
             slopes, constants = np.array([first, (plain, 3 * l1 / (2 * std**2))]).T
             return slopes, constants
+        if one < MIN_SUMMED_STD:
+            # The bounds of sums do not hold.  One client's noise alone is concentrated at any size.
+            return np.array([l2**2 / (2 * one**2)]), np.zeros(1)
         # tau of the paper: how far a sum of discrete Gaussians is from a discrete Gaussian
         k = np.arange(1, clients)
         tau = 10 * np.exp(-2 * (math.pi * one) ** 2 * k / (k + 1)).sum()
