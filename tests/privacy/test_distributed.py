@@ -207,6 +207,44 @@ def test_bounds_hold_for_sums_of_narrow_noise(clients, std):
         assert exact <= (slopes * order + constants).min()
 
 
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("z, size, bits", [(1.0, 1, 4), (0.3, 1, 8), (0.2, 1, 12), (0.5, 100, 6)])
+def test_the_charge_covers_what_the_table_leaves_out(law, z, size, bits):
+    """Noise next to its largest value shows on which side of a move it is."""
+    code = encoding(law, z=z, cohort=1, size=size, bits=bits)
+    known = shares.table(law, code.scale * code.share)
+    tails = np.ldexp(known.high.astype(float), -32) + np.ldexp(known.low.astype(float), -63)
+    tails = tails[tails > 0]  # of |noise| >= 1, 2, ...
+    moves = np.unique(np.geomspace(1, int(code.longest), 200).astype(int))
+    apart = np.minimum(size, code.longest**2 // moves**2)  # coordinates that can move so far
+    lost = apart * tails[::-1][moves - 1] / 2
+    assert lost.max() <= code.lost_mass(1)
+    assert z == 1.0 or code.lost_mass(1) <= 50 * lost.max()
+    assert code.lost_mass(1, moves=2.0) > code.lost_mass(1)
+    shared = encoding(law, z=z, cohort=4, size=size, bits=bits)
+    # each of four shares moves by a fourth, of half the standard deviation
+    assert z == 1.0 or shared.lost_mass(4) < shared.lost_mass(1)
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_the_largest_value_of_integer_noise_is_paid(law):
+    """One coordinate that moves as far as possible, 20 times."""
+    rounds = 20
+    for z in (1.0, 0.7, 0.25):
+        one = plan(law, z=z)
+        code = encoding_of(one.upload)
+        std = code.scale * code.share
+        lost = rounds * stats.norm.sf(9.1 - code.longest / std)
+        try:
+            proof = guarantee(one, rounds, "server")
+        except NotAnalysable as error:
+            assert "cannot reach" in str(error) and z == 0.25
+            continue
+        (charged,) = proof.release.shifts
+        assert charged.times == rounds and lost <= rounds * charged.lost < 1e-5
+    assert lost > 1e-5  # at the smallest z
+
+
 def test_the_divergence_of_the_known_discrete_gaussian():
     """Alone, a discrete Gaussian is as concentrated as a Gaussian (Canonne et al., 2020)."""
     code = encoding("discrete_gaussian", cohort=1, bits=14)

@@ -46,6 +46,24 @@ class Shift(NamedTuple):
     missing: float  # probability that an ideal pair of normals is outside the range
     times: float = 1.0  # number of releases
 
+    @property
+    def mass(self) -> float:
+        """The probability that some ideal noise of a release is outside the range."""
+        return self.normals / 2 * self.missing
+
+    @property
+    def lost(self) -> float:
+        """The delta that a release costs."""
+        return float(lost_mass(self.length, self.normals, self.missing))
+
+
+class Integers(NamedTuple):
+    """The same for several identical releases with integer noise; see `Encoding.lost_mass`."""
+
+    lost: float
+    mass: float
+    times: float = 1.0
+
 
 def lost_mass(length: ArrayLike, normals: float, missing: float) -> np.ndarray:
     """Return the delta that one release costs because its noise has a finite range.
@@ -70,12 +88,12 @@ def lost_mass(length: ArrayLike, normals: float, missing: float) -> np.ndarray:
     return np.where(length > s, 1.0, np.minimum(missing * (exponential + linear), 1.0))
 
 
-def total(shifts: Iterable[Shift]) -> float:
+def total(shifts: Iterable[Shift | Integers]) -> float:
     """Return the delta that the finite range of the noise costs in the releases of all `shifts`."""
-    return float(sum(s.times * lost_mass(s.length, s.normals, s.missing) for s in shifts))
+    return float(sum(s.times * s.lost for s in shifts))
 
 
-def left_of(delta: float, shifts: Iterable[Shift]) -> float:
+def left_of(delta: float, shifts: Iterable[Shift | Integers]) -> float:
     """Return the delta that remains for ideal noise, after the cost of the noise's finite range.
 
     Args:
@@ -83,7 +101,7 @@ def left_of(delta: float, shifts: Iterable[Shift]) -> float:
         shifts: the shifts that a unit causes, of all releases of the run.
     """
     shifts = tuple(shifts)
-    mass = sum(s.times * s.normals / 2 * s.missing for s in shifts)
+    mass = sum(s.times * s.mass for s in shifts)
     return delta * (1 - min(float(mass), 1.0)) - total(shifts)
 
 

@@ -18,7 +18,7 @@ from ...kernels.normals import MISSING
 from ..accountants import events
 from ..accountants.samples import Sample, gaussian_on, laplace_on
 from ..accountants.tightest import Release
-from ..accountants.truncation import Shift, left_of
+from ..accountants.truncation import Integers, Shift, left_of
 
 MAX_PAIRS = 16  # of clients, among which the worst one is searched
 ABSENT = 1e12  # the noise multiplier of a round in which a unit does not participate
@@ -61,6 +61,7 @@ class Part:
     summed: WeightedSum | None = None
     # of integers: slopes and constants of Renyi bounds, and the number of clients
     renyi: tuple | None = None
+    finite: Integers | None = None  # of integers: the cost of the finite range of their noise
     noise: np.ndarray = dataclasses.field(init=False)  # the multipliers that protect the unit
 
     def __post_init__(self):
@@ -310,7 +311,7 @@ def lost_of(entry: Entry, times: np.ndarray, delta: float) -> np.ndarray:
     return np.array([delta - left_of(delta, shifts_of(entry, int(n))) for n in times])
 
 
-def shifts_of(entry: Entry, rounds: int) -> tuple[Shift, ...]:
+def shifts_of(entry: Entry, rounds: int) -> tuple[Shift | Integers, ...]:
     """Return how far one unit (an example or a client) can shift the releases of a run.
 
     Shifts are in standard deviations of the noise.  Every client is assumed to participate in every
@@ -322,7 +323,7 @@ def shifts_of(entry: Entry, rounds: int) -> tuple[Shift, ...]:
             runs.
 
     Returns:
-        A Shift for each group of releases that shift equally; () for ideal noise.
+        A Shift, or Integers, for each group of releases that shift equally; () for ideal noise.
     """
     if not entry.normals:  # ideal noise, as papers assume it
         return ()
@@ -334,8 +335,7 @@ def shifts_of(entry: Entry, rounds: int) -> tuple[Shift, ...]:
         )
     found = []
     for part in entry.parts:
-        # integers have a separate table, which says what it leaves out
-        if part.renyi is not None or part.is_laplace or part.sampling == "with_replacement":
+        if part.is_laplace or part.sampling == "with_replacement":
             continue
         lengths = 1 / part.noise.min(axis=1)  # [rounds or 1], of the client that shifts most
         often = float(np.max(part.count)) * entry.turns
@@ -347,6 +347,9 @@ def shifts_of(entry: Entry, rounds: int) -> tuple[Shift, ...]:
             run, repeats = int(np.max(entry.participations)), rounds
             lengths = np.sort(lengths)[::-1]
         if not run:
+            continue
+        if part.finite is not None:
+            found.append(part.finite._replace(times=often * run * repeats))
             continue
         values, counts = lengths, np.array([float(run)])
         if len(lengths) > 1:

@@ -19,6 +19,7 @@ from ...core import checks
 from ...core.errors import NotAnalysable
 from ...core.records import Caveat
 from ..accountants.samples import EVENTS, FIXED
+from ..accountants.truncation import Integers
 from ..mechanisms.chain import bound, limit
 from .caveats import EVERY_ROUND, HONEST, INTEGERS, ONE_SAMPLE, OTHERS, SECURE, TURNS
 from .entry import ABSENT, Part, WeightedSum
@@ -291,6 +292,7 @@ def integers(s: Site, clients: int, moves: float = 1.0) -> Part:
         np.array([[level]]),
         moves=moves,
         renyi=(*code.bounds(clients, moves), clients),
+        finite=Integers(code.lost_mass(clients, moves), code.missing(clients)),
     )
 
 

@@ -41,6 +41,10 @@ NUM_ROUNDING_TRIES = 2
 NORM_ERROR = 1e-5
 # The bounds of a sum of discrete Gaussians are proved from this standard deviation of each.
 MIN_SUMMED_STD = 0.5
+# The probability that ideal noise, one number of one client, is beyond its table; and the number of
+# changes of a coordinate for which the cost of this is computed.
+MISSING = 2.0**-63
+NUM_CHANGES = 512
 
 # The table of a client's noise covers this number of standard deviations.
 MAX_TABLE_LENGTH = 2**15
@@ -119,31 +123,78 @@ class Encoding(NamedTuple):
             Kairouz, Liu, Steinke, ICML 2021 (discrete Gaussian, sums of them); Agarwal, Kairouz,
             Liu, NeurIPS 2021 (Skellam).
         """
+        l2 = self._largest_change(moves)
+        # the square of an integer is at least its absolute value
+        l1 = l2 * min(math.sqrt(self.dimensions), l2)
+        return self._divergences(clients, l1, l2, self.dimensions)
+
+    def lost_mass(self, clients: int, moves: float = 1.0) -> float:
+        """Return the delta that a sum costs because the noise of a client has a largest value.
+
+        Let q and p be the distributions of one coordinate of the sum on two neighbouring data sets,
+        for ideal noise, and m a bound on the probability that some of this noise is beyond the
+        largest value.  As in the module `truncation`, the cost is at most the mean, over outcomes
+        of p, of the probability that the noise is beyond the largest value if the data set is that
+        of q.  By Hoelder's inequality, this mean is at most (m e^D)^((a - 1) / a), for any order a
+        and the Renyi divergence D of p from q.  If D <= s^2 a / 2 + c, the best order gives
+        exp(-(R - s)^2 / 2), where R^2 = -2 (log m + c).
+
+        Args:
+            clients: the number of clients whose noise is in the sum.
+            moves: the number of sensitivities by which the sum differs.
+        """
+        # The squares of the changes v of all coordinates, which are integers, add up to at most
+        # l2^2.  Changes up to `first` cost at most l2^2 * cost(first) / first^2 together, and
+        # larger ones at most l2^2 times the largest cost(v) / v^2.  A cost grows with v, so the
+        # cost of a v of the grid holds since the one before it.
+        l2 = max(self._largest_change(moves), 1.0)
+        first = max(l2 / math.sqrt(self.dimensions), 1.0)
+        v = np.geomspace(first, l2, NUM_CHANGES)
+        slopes, constants = self._divergences(clients, v, v, 1)
+        beyond = math.log(clients * MISSING)
+        reach = np.sqrt(np.maximum(-2 * (beyond + constants), 0.0))
+        left = np.maximum(reach - np.sqrt(2 * slopes), 0.0)
+        cost = np.exp(-(left**2) / 2).min(axis=0)
+        largest = np.max(cost / np.append(first, v[:-1]) ** 2)
+        return float(min(2 * l2**2 * largest, 1.0))
+
+    def missing(self, clients: int) -> float:
+        """Return a bound on the probability that some ideal noise of a sum is beyond the largest
+        value."""
+        return clients * self.dimensions * MISSING
+
+    def _largest_change(self, moves: float) -> float:
+        """Return the largest Euclidean norm of a change of the sum by so many sensitivities."""
         twice = 2 if self.adjacency == "replace_one" else 1
-        d, one = self.dimensions, self.scale * self.share
-        l2 = moves * twice * self.longest * (1 + NORM_ERROR)
-        l1 = l2 * min(math.sqrt(d), l2)  # the square of an integer is at least its absolute value
+        return moves * twice * self.longest * (1 + NORM_ERROR)
+
+    def _divergences(self, clients: int, l1: Any, l2: Any, d: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return slopes and constants as `bounds`, for a change of d coordinates of these norms.
+
+        If the norms are arrays [m], the results are Float[n, m].
+        """
+        one = self.scale * self.share
         std = one * math.sqrt(clients)
+        plain = l2**2 / (2 * std**2)
+        none = 0 * plain
         if self.law == "skellam":
-            plain = l2**2 / (2 * std**2)
             first = plain + l2**2 / (2 * std**4), (6 * l1 - l2**2) / (4 * std**4)
-            slopes, constants = np.array([first, (plain, 3 * l1 / (2 * std**2))]).T
-            return slopes, constants
-        if one < MIN_SUMMED_STD:
+            rows = [first, (plain, 3 * l1 / (2 * std**2))]
+        elif one < MIN_SUMMED_STD:
             # The bounds of sums do not hold.  One client's noise alone is concentrated at any size.
-            return np.array([l2**2 / (2 * one**2)]), np.zeros(1)
-        # tau of the paper: how far a sum of discrete Gaussians is from a discrete Gaussian
-        k = np.arange(1, clients)
-        tau = 10 * np.exp(-2 * (math.pi * one) ** 2 * k / (k + 1)).sum()
-        ratio = l2 / std
-        slopes, constants = np.array(
-            [
-                (ratio**2 / 2, tau * d),
-                (ratio**2 / 2 + l1 / std * tau + tau**2 * d / 2, 0.0),
-                ((ratio + math.sqrt(d) * tau) ** 2 / 2, 0.0),
+            rows = [(l2**2 / (2 * one**2), none)]
+        else:
+            # tau of the paper: how far a sum of discrete Gaussians is from a discrete Gaussian
+            k = np.arange(1, clients)
+            tau = 10 * np.exp(-2 * (math.pi * one) ** 2 * k / (k + 1)).sum()
+            ratio = l2 / std
+            rows = [
+                (plain, tau * d + none),
+                (plain + l1 / std * tau + tau**2 * d / 2, none),
+                ((ratio + math.sqrt(d) * tau) ** 2 / 2, none),
             ]
-        ).T
-        return slopes, constants
+        slopes, constants = zip(*rows)
+        return np.array(slopes), np.array(constants)
 
     def encode(self, key: Key, value: Any) -> Any:
         """Return one client's upload as noisy integers, reduced modulo 2^bits to a range around 0.
