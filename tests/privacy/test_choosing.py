@@ -11,8 +11,9 @@ from scipy import special, stats
 
 from jfl.core.errors import NotAnalysable
 from jfl.core.records import Guarantee
-from jfl.privacy.accountants import choosing, events, rdp_events
+from jfl.privacy.accountants import choosing, events, rdp_events, truncation
 from jfl.privacy.accountants.tightest import Release
+from jfl.privacy.accountants.truncation import Shift
 
 RUN = poisson(0.01, 1.0, 1000)
 # at delta 1e-5, of dp_accounting 0.6.0's curve of RUN, a little too large between whole orders
@@ -92,6 +93,18 @@ def test_each_run_may_go_wrong(kind):
     assert math.isclose(found, curve.epsilon[cost <= 1e-5].min(), rel_tol=1e-3)
     assert found > choosing.epsilon_of_choice(clean, law, 1e-5)
     assert choosing.epsilon_of_choice(Release(()), law, 1e-5) == 0  # no client takes part
+
+
+def test_noise_of_each_run_may_leave_its_range():
+    """Of 1e6 releases of 1e9 normals in each of 1e4 runs, on average."""
+    law, event = choosing.geometric(1e4), events.repeat(events.gaussian(3000.0), 10**6)
+    one = Shift(1 / 3000, 1e9, 2.0**-63, 1e6)
+    lost = 1e-5 * 5e8 * 2.0**-63 * 1e10 + 1e4 * truncation.total([one])
+    assert 0.5e-5 < lost < 0.6e-5
+    found = choosing.epsilon_of_choice(Release((event,), shifts=(one,)), law, 1e-5)
+    assert found == pytest.approx(choosing.epsilon_of_choice(event, law, 1e-5 - lost), rel=1e-9)
+    more = Release((event,), shifts=(one._replace(times=1e7),))
+    assert choosing.epsilon_of_choice(more, law, 1e-5) == math.inf
 
 
 @pytest.mark.slow

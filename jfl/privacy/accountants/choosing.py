@@ -125,12 +125,16 @@ def epsilon_of_choice(one: Any, runs: Runs, delta: float) -> float:
     checks.require_type(where, Runs, "choosing.geometric", runs=runs)
     rdp_events.check_delta(delta)
     release = _as_release(where, one)
-    overflow, truncated = _lost_deltas(release, runs)
-    if overflow:
-        return float(_trade_off_curve(release, runs).epsilon_at(delta))
+    # Noise may leave its range in every run, and so may a sample exceed its capacity.
+    left = truncation.left_of(
+        delta, [s._replace(times=s.times * runs.mean) for s in release.shifts]
+    )
+    if not left > 0:
+        return math.inf
+    if release.overflow + release.extra:
+        return float(_trade_off_curve(release, runs).epsilon_at(left))
     orders, chosen = _orders_and_curve(release, runs)
-    left = delta - truncated
-    return float(rdp.convert(orders, chosen, left).min()) if left > 0 else math.inf
+    return float(rdp.convert(orders, chosen, left).min())
 
 
 def draw(key: jax.Array, runs: Runs, number: int | None = None) -> int | np.ndarray:
@@ -206,17 +210,6 @@ def _as_release(where, one) -> Release:
     )
 
 
-def _lost_deltas(release, runs) -> tuple[float, float]:
-    """Return what all runs spend outside the Renyi curve.
-
-    The first number is the probability of an overflow and further delta; the second is the delta
-    that the finite range of the noise costs.  Whatever goes wrong in one run may go wrong in every
-    run, so both are multiplied by the mean number of runs.
-    """
-    outside, truncated = release.overflow + release.extra, truncation.total(release.shifts)
-    return runs.mean * outside, runs.mean * truncated
-
-
 def _orders_and_curve(release, runs) -> tuple[np.ndarray, np.ndarray]:
     """Return orders, and the Renyi divergences of the choice at these orders.
 
@@ -251,14 +244,17 @@ def _curve_of_choice(orders: np.ndarray, curve: np.ndarray, runs: Runs) -> np.nd
 
 
 def _trade_off_curve(release, runs) -> Curve:
-    """Return pairs (epsilon, delta) of the choice, including overflow and the finite range of
-    noise."""
+    """Return pairs (epsilon, delta) of the choice, for ideal noise.
+
+    Whatever else goes wrong in one run, such as an overflow, may go wrong in every run, so it costs
+    the mean number of runs as much.
+    """
     orders, chosen = _orders_and_curve(release, runs)
     epsilon = np.linspace(
         0.0, float(rdp.convert(orders, chosen, MIN_CURVE_DELTA).min()), NUM_CURVE_POINTS
     )
     delta = rdp_events.deltas_of_curve(orders, chosen, epsilon)
-    overflow, truncated = _lost_deltas(release, runs)
+    overflow = runs.mean * (release.overflow + release.extra)
     with np.errstate(over="ignore"):
         overflow_cost = overflow * (1 + np.exp(epsilon)) if overflow else 0.0
-    return curve_of(epsilon, delta + overflow_cost + truncated)
+    return curve_of(epsilon, delta + overflow_cost)
