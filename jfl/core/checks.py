@@ -221,8 +221,18 @@ def as_tuple(where: str, **values: Any) -> tuple[Any, ...]:
     return tuple(value)
 
 
+# Under vmap, these generators of JAX draw from the first key only, so what a client or a point of a
+# sweep draws would not depend on its own key.  With "unsafe_rbg", fold_in(fold_in(key, a), b) also
+# equals fold_in(fold_in(key, b), a), so step a of round b would repeat the noise of step b of round
+# a.
+UNSAFE_GENERATORS = ("rbg", "unsafe_rbg")
+
+
 def as_key(where: str, value: Any) -> jax.Array:
-    """Convert `value` to a single typed key of JAX; a raw uint32 key is wrapped."""
+    """Convert `value` to a single typed key of JAX; a raw uint32 key is wrapped.
+
+    Keys whose draws are not independent are rejected.
+    """
     try:
         typed = jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
         found = value if typed else jax.random.wrap_key_data(value)
@@ -230,4 +240,13 @@ def as_key(where: str, value: Any) -> jax.Array:
         found = None
     if found is None or found.shape:
         fail(where, "a key such as jax.random.key(0)", short_repr(value))
+    generator = str(jax.random.key_impl(found))
+    if generator in UNSAFE_GENERATORS:
+        fail(
+            where,
+            "a key whose draws for clients, steps and points are independent",
+            f"a key of the generator {generator}",
+            "Use jax.random.key(seed, impl='threefry2x32'), or jax.config.update("
+            "'jax_default_prng_impl', 'threefry2x32').",
+        )
     return found

@@ -376,10 +376,10 @@ def _run_programs(
 
 def _key_of_seed(seed: Any) -> Key:
     """Return the key of a point, whose seed may also be a key."""
-    if pytrees.is_key(seed):
-        return checks.as_key("sweep", seed)
-    checks.require_seed("sweep", seed=seed)
-    return jax.random.key(int(seed))
+    if not pytrees.is_key(seed):
+        checks.require_seed("sweep", seed=seed)
+        seed = jax.random.key(int(seed))
+    return checks.as_key("sweep", seed)
 
 
 def _stack_metrics(all_metrics: Sequence[Metrics]) -> Metrics:

@@ -392,6 +392,21 @@ def test_clients_steps_and_rounds_never_share_noise(site, fed):
     assert shared.max() > LIMIT  # a common part must be seen
 
 
+@pytest.mark.parametrize("generator", ["rbg", "unsafe_rbg"])
+def test_generators_that_repeat_noise_are_refused(generator, fed):
+    """Under vmap they ignore all keys but the first, and fold_in of one of them commutes."""
+    key = jax.random.key(0, impl=generator)
+    plan = still_plan(fed, "rows")
+    repeated = r"expected a key whose draws .* the generator " + generator
+    for start in (jfl.init, lambda key, plan: jfl.simulate(key, plan, rounds=1)):
+        with pytest.raises(ValueError, match=repeated):
+            start(key, plan)
+    with pytest.raises(ValueError, match=repeated):
+        jfl.sweep(lambda: plan, rounds=1, seed=[key])
+    with jax.default_prng_impl(generator), pytest.raises(ValueError, match=repeated):
+        jfl.sweep(lambda: plan, rounds=1, seed=[0])
+
+
 def test_every_address_is_a_key_of_its_own(fed, task):
     """Streams, rounds, clients, turns, steps and attempts: no two keys of a run are equal."""
     run = jfl.init(KEY, noisy_plan("fedavg", fed, task))
