@@ -122,9 +122,18 @@ def denoised(*noise):
     return jax.eval_shape(release, stacked([np.arange(12.0)]), np.ones(1, np.float32))
 
 
+def clipped_by_bands(dtype):
+    """Clip integers or complex numbers, in which noise would be rounded or partly missing."""
+    stage = wavelet.clip_bands(np.ones(5), FLAT)
+    row = jax.tree.map(lambda x: jnp.ones(x.shape, dtype), LIKE)
+    return jax.eval_shape(stage.apply, (), row)
+
+
 @pytest.mark.parametrize(
     "make, need",
     [
+        (lambda: clipped_by_bands(jnp.int32), "contributions of floats, but got int32"),
+        (lambda: clipped_by_bands(jnp.complex64), "contributions of floats, but got complex64"),
         (lambda: wavelet.shape(FLAT, np.ones(3)), "one value for each of 5 bands"),
         (lambda: wavelet.shape(FLAT, np.array([1.0, 1, 1, 1, 0])), "std > 0"),
         (lambda: wavelet.ellipsoid(LIKE, 0.25, np.ones(5)), "bands of jfl.bands"),

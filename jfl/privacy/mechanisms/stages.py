@@ -230,6 +230,18 @@ def require_isotropic(where: str, shape: "Shape | None", hint: str) -> None:
         checks.fail(where, "isotropic noise", "noise of a shape", hint)
 
 
+def require_floats(row: Tree) -> None:
+    """Reject a contribution with integers or complex numbers.
+
+    Neither a scaled contribution nor noise could be represented in their type.
+    """
+    dtypes = [x.dtype for x in jax.tree.leaves(row) if not jnp.issubdtype(x.dtype, jnp.floating)]
+    if dtypes:
+        checks.fail(
+            "clip", "contributions of floats", f"{dtypes[0]}", "Cast them before they are clipped."
+        )
+
+
 def scale_to_bound(bound: Any, row: Any, norm: Any = None, gamma: Any = None) -> tuple[Any, ...]:
     """Scale a contribution down to a norm of at most `bound`; also return whether it was longer.
 
@@ -239,11 +251,7 @@ def scale_to_bound(bound: Any, row: Any, norm: Any = None, gamma: Any = None) ->
         norm: [], the norm of the row; None for the Euclidean norm.
         gamma: as in `factor_to_bound`.
     """
-    dtypes = [x.dtype for x in jax.tree.leaves(row) if not jnp.issubdtype(x.dtype, jnp.floating)]
-    if dtypes:
-        checks.fail(
-            "clip", "contributions of floats", f"{dtypes[0]}", "Cast them before they are clipped."
-        )
+    require_floats(row)
     norm = pytrees.norm(row) if norm is None else norm
     return pytrees.scale(factor_to_bound(bound, norm, gamma), row), norm > bound
 

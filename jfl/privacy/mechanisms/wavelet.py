@@ -34,6 +34,7 @@ from .stages import (
     clip_l2,
     gaussian,
     refuse_tiny,
+    require_floats,
     require_isotropic,
     scale_to_bound,
     stretch,
@@ -157,6 +158,7 @@ def clip_ellipsoid(bound: ArrayLike | Callable[..., Any], shape: Shape) -> Stage
 @named("wavelet.clip_bands")
 def _clip_bands(state: Any, row: Tree, *, bounds: Array, bands: Bands) -> tuple[Tree, Array]:
     """Clip each band of a contribution separately."""
+    require_floats(row)
     shrunk, norms = haar.shrink(bands, bounds, row)
     return shrunk, jnp.any(norms > bounds)
 
