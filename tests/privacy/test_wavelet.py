@@ -136,6 +136,8 @@ def clipped_by_bands(dtype):
         (lambda: clipped_by_bands(jnp.complex64), "contributions of floats, but got complex64"),
         (lambda: wavelet.shape(FLAT, np.ones(3)), "one value for each of 5 bands"),
         (lambda: wavelet.shape(FLAT, np.array([1.0, 1, 1, 1, 0])), "std > 0"),
+        (lambda: wavelet.shape(FLAT, np.array([1e-6, 1, 1, 1, 1])), "ratios of at most 100000"),
+        (lambda: wavelet.ellipsoid(FLAT, 12.0), "ratios of at most 100000"),
         (lambda: wavelet.ellipsoid(LIKE, 0.25, np.ones(5)), "bands of jfl.bands"),
         (lambda: wavelet.ellipsoid(FLAT, np.nan), "exponent >= 0"),
         (lambda: wavelet.ellipsoid(FLAT, 0.5, -np.ones(5)), "energies >= 0"),
@@ -234,6 +236,25 @@ def test_no_clipped_row_is_longer_than_its_bound(layout, clip):
         want = 0.8 * (np.linalg.norm(a, 2) if clip == "l2" else 1)
         np.testing.assert_allclose(attained, want, rtol=1e-4)
         assert (0.7 if layout == "flat" else 0.999) * most <= attained <= most * (1 + 1e-5)
+
+
+@pytest.mark.parametrize("band", range(5))
+def test_bands_of_very_different_noise_do_not_hide_the_length_of_a_row(band):
+    """Rows without energy in a band but for rounding, at the largest ratio of a shape."""
+    ratio = np.where(np.arange(5) == band, 1 / wavelet.MAX_RATIO, 1)
+    shape = wavelet.shape(FLAT, ratio)
+    clip = jax.jit(lambda row: wavelet.clip_ellipsoid(1.0, shape).apply((), row)[0])
+    to_coefficients = by_coefficient(FLAT, shape.scales)[:, None] * basis_of("flat")
+    without_band = (
+        np.linalg.pinv(basis_of("flat"))
+        @ np.diag(by_coefficient(FLAT, (np.arange(5) != band).astype(float)))
+        @ basis_of("flat")
+    )
+    for row in vectors(7, 60):
+        clipped = flat(clip(tree_of(1e6 * without_band @ row))).astype(np.float64)
+        assert np.linalg.norm(to_coefficients @ clipped) <= 1 + 1e-3
+    stopped = jax.jit(lambda least: wavelet.shape(FLAT, jnp.ones(5).at[band].set(least)).scales)
+    assert np.isfinite(stopped(1e-4)).all() and np.isnan(stopped(1e-6)).all()
 
 
 def multiplier_of(clip, noise, adjacency="add_remove"):

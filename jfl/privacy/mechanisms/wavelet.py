@@ -44,6 +44,10 @@ READINGS = ("R1", "R2", "R3", "R4", "R5", "R6")
 CALIBRATIONS = ("plain", "lemma2")
 # The smallest energy of a coefficient, relative to the largest: every band gets some noise.
 MIN_RELATIVE_ENERGY = 1e-3**2
+# The largest ratio of two standard deviations of a shape.  With a larger one, rounding errors of
+# coefficients in one band would hide those in another: at 1e8, contributions of twice the clip norm
+# were not clipped.
+MAX_RATIO = np.float32(1e5)
 
 
 # --- shapes
@@ -59,10 +63,19 @@ def shape(bands: Bands, std: ArrayLike) -> Shape:
     Args:
         bands: groups of Haar coefficients, from `jfl.bands`.
         std: Float[bands], > 0, the standard deviations of the noise in the coefficients of each
-            band, relative to each other.
+            band, relative to each other.  Their ratios are at most 1e5.
     """
     checks.require_positive("wavelet.shape", std=std)
     std = haar.one_per_band("wavelet.shape", bands, std)
+    ratio = std.max() / std.min()
+    if checks.is_concrete(ratio) and not ratio <= MAX_RATIO:
+        checks.fail(
+            "wavelet.shape",
+            f"standard deviations with ratios of at most {MAX_RATIO:g}",
+            f"{ratio:g}",
+            "Raise the smallest ones, or lower the exponent of an ellipsoid.",
+        )
+    std = jnp.where(ratio <= MAX_RATIO, std, jnp.nan)  # a traced ratio; nan stops the run
     sizes = jnp.asarray(_num_unpadded(bands), jnp.float32)
     return Shape(bands, jnp.sqrt((sizes * std**2).sum() / sizes.sum()) / std)
 
