@@ -12,7 +12,7 @@ from helpers.problems import CLIENTS, close, flat, make_federation, same_bits, s
 from jfl.kernels.ghost_sums import Formed, Lookup, Product, product, shrink
 
 import jfl
-from jfl.core.records import Batch, Fn
+from jfl.core.records import Batch, Context, Fn
 from jfl.gradients import ghost, per_example
 from jfl.privacy.mechanisms import haar_bands
 
@@ -466,6 +466,19 @@ def test_half_precision():
     for part, _ in check_sums(loss, half, x, y, rtol=0.02, atol=0.02):
         assert all(v.dtype == jnp.float32 for v in jax.tree.leaves(part.value))
         assert set(part.dtypes[1]) == {jnp.dtype("bfloat16")}
+
+
+@pytest.mark.parametrize("path", ["auto", "vmap"])
+def test_gradients_of_complex_parameters_are_refused(path):
+    """Noise is real, so it would not hide their imaginary parts."""
+    stages = jfl.clip_l2(1.0), jfl.total(), jfl.gaussian(1.0)
+    noise = jfl.chain(*stages, adjacency="add_remove")
+    grad = jfl.private_grad(lambda w, x, y: jnp.imag(x @ w) * y, noise, path=path)
+    batch = Batch(jnp.ones((2, 3)), jnp.ones(2), jnp.ones(2, bool))
+    zero = jnp.int32(0)
+    context = Context(zero, zero, zero, jnp.float32(1), 1, jnp.float32(1))
+    with pytest.raises(ValueError, match="contributions of floats, but got complex64"):
+        grad(jax.random.key(0), jnp.ones(3, jnp.complex64), batch, context)
 
 
 # --- what is not finite, and what nearly cancels

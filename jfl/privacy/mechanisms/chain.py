@@ -25,7 +25,7 @@ from ...kernels.laplace import laplace
 from ...kernels.normals import normals
 from ...verify import marks
 from . import correlated, haar_bands
-from .stages import FLOOR, After, Stage
+from .stages import FLOOR, After, Stage, require_floats
 from .strategies import Remainder
 
 ROLES = ("row", "sum", "noise", "post")
@@ -483,6 +483,7 @@ def release_sum(
     after, value = After(realised), pytrees.at_least_float32(value)
     stage = noise_of(mechanism)
     if stage is not None:
+        require_floats(value)
         level = stage.noise
         if jnp.ndim(level):  # one multiplier for each client
             level = level.at[client].get(mode="fill", fill_value=jnp.nan)
