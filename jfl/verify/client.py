@@ -355,7 +355,8 @@ class Judge:
             if mark.kind == "jfl_release":
                 self.sites[mark.site].append(mark)
         self.reached = reached
-        self.drawn_batches = []  # (address of the draw, scheme) of batches that count as sampled
+        # Of batches that count as sampled: address of the draw, scheme, index of the release.
+        self.drawn_batches = []
         releases, counts = [], collections.Counter()
         for site in reached:
             descriptions = set()
@@ -472,10 +473,10 @@ class Judge:
         """
         for i in alike:
             if self.is_counted(i, is_single, read, bool(kept)):
-                release = self.declared[i]
-                self.drawn_batches += [(address, release.batches.scheme) for _, _, address in read]
-                reads = describe_batches(release.batches, release.steps)
-                return reads, self.equivalent_releases()[i]
+                release, declared = self.declared[i], self.equivalent_releases()[i]
+                scheme = release.batches.scheme
+                self.drawn_batches += [(address, scheme, declared) for _, _, address in read]
+                return describe_batches(release.batches, release.steps), declared
         if any(self.is_counted(i, is_single, read, False) for i in alike):
             words = f"{where}: client state that depends on earlier rounds needs batches.full"
             token, path = kept[0]
@@ -673,17 +674,25 @@ class Judge:
         The address of a draw is its key, as a path from its root, followed by its step.
         """
         note = self.example.append
-        used = [(a, s) for a, s in self.drawn_batches if s != "full" and a is not None]
-        if any(address[0] != self.inputs["keys.batch"] for address, _ in used):
+        used = [draw for draw in self.drawn_batches if draw[1] != "full" and draw[0] is not None]
+        if any(address[0] != self.inputs["keys.batch"] for address, _, _ in used):
             note(
                 "batches are not drawn from keys.batch, so they are the same in other rounds or "
                 "clients"
             )
             return
-        epochs = [address[1:] for address, scheme in used if scheme == "epochs"]
-        if epochs != [(step,) for step in range(len(epochs))]:
+        steps_of = collections.defaultdict(set)  # in batches of epochs, by the index of the release
+        for address, scheme, i in used:
+            if scheme == "epochs":
+                steps_of[i].add(address[1:])
+        first = lambda count: {(step,) for step in range(count)}
+        taken = sum(scheme == "epochs" for _, scheme, _ in used)
+        if set().union(*steps_of.values()) != first(taken):
             note("batches of epochs that are not taken step by step from 0")
-        elif first_overlap([address for address, _ in used]) is not None:
+        elif any(len(steps) > 1 and steps != first(len(steps)) for steps in steps_of.values()):
+            # Steps that begin inside an epoch may use a row once more than the accountant counts.
+            note("several batches of epochs for one release, which does not begin with step 0")
+        elif first_overlap([address for address, _, _ in used]) is not None:
             note("batches that count as independent draws share one draw")
 
     # --- keys
