@@ -350,7 +350,8 @@ def _entry(plan, rounds, unit, view, adjacency, first=0) -> Entry:
         checks.fail(WHERE, "a plan with noise", "a plan without noise", "Add a noise stage.")
     entry = choose(WHERE, plan, listed, unit, view, adjacency)
     # Clients in rotation have a bound for each round as well, but only for some numbers of rounds.
-    rotates = entry.noise_of == "server" and plan.sampler.over_rounds
+    takes_turns = max(plan.sampler.separation, plan.sampler.epoch) > 1
+    rotates = entry.noise_of == "server" and takes_turns
     if rotates or any(part.joint for part in entry.parts):
         checks.fail(
             WHERE,

@@ -294,6 +294,17 @@ def test_gaussian_noise_may_depend_on_what_was_released():
     assert delta(1.02, -20, 20) > LEFT  # slightly more than the rest
 
 
+def test_clients_that_are_not_always_available():
+    """Every round counts as if the client were available, so that rounds have separate losses."""
+    release = NOISY(4.0, adjacency="add_remove")
+    of = lambda sampler: make(sampler=sampler, release=release)
+    available = of(sampling.available_poisson(CLIENTS, 0.1, capacity=CLIENTS))
+    always = of(sampling.poisson(CLIENTS, 0.1, capacity=CLIENTS))
+    budget, expected = (jfl.budget(p, epsilon=2.0, view="third_party") for p in (available, always))
+    assert (budget.order, budget.limit) == (expected.order, expected.limit)
+    assert budget.max_rounds(available, 10**6) == expected.max_rounds(always, 10**6) > 1
+
+
 # --- what is refused, and what is said
 
 
