@@ -206,6 +206,32 @@ def test_batches_are_accounted_as_their_sample(renyi, batch, adjacency, event):
     assert found.status == "proved" and found.epsilon == pytest.approx(want, rel=2e-3)
 
 
+def test_releases_of_one_epoch_are_not_independent_samples():
+    """Two releases of half of the rows each: exactly one of them uses a given row.
+
+    They were counted as if each used the row with probability 1/2, independently of the other.
+    Then 0.225 was proved at delta = 0.5 for noise multiplier 0.5, where delta is 0.556.
+    """
+    z, delta = 0.5, 0.5
+    noise = jfl.chain(jfl.clip_l2(1.0), jfl.total(), jfl.gaussian(z), adjacency="replace_one")
+    halves = jfl.batches.epochs(ROWS // 2)
+    released = lambda count: (jfl.Release(noise, halves, count, 1),)
+    plan = plan_of(jfl.private_grad(squared, noise), jfl.sampling.full(C), halves)
+    of = lambda count: dataclasses.replace(
+        plan, algorithm=dataclasses.replace(plan.algorithm, releases=released(count))
+    )
+    found = jfl.guarantee(of(2), 1, delta)
+    # the row moves the first or the second release by one sensitivity
+    x = np.linspace(-10, 12, 1101)
+    absent, ratio = stats.norm.pdf(x) * (x[1] - x[0]), np.exp(x / z - 1 / (2 * z**2))
+    mass, ratios = np.outer(absent, absent), (ratio[:, None] + ratio) / 2
+    true = np.sum(mass * np.maximum(ratios - np.exp(found.epsilon), 0))
+    assert true <= delta < np.sum(mass * np.maximum(ratios - np.exp(0.2252), 0))
+    # a single release of an epoch uses the row with probability 1/2
+    want = tightest.epsilon(events.touched(0.5, events.gaussian(z)), 1e-5)[0]
+    assert jfl.guarantee(of(1), 1).epsilon == pytest.approx(want, rel=1e-3)
+
+
 @pytest.mark.parametrize("sampler", [SOME, TRUNCATED])
 def test_stateful_clients_show_who_came(sampler):
     plan = client_plan(sampler, "zero_out", name="scaffold")

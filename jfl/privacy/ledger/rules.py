@@ -185,6 +185,8 @@ def _local_training(f: Facts, s: Site) -> Part:
         missed = (1 - np.minimum(batch / rows, 1)) ** steps
     elif s.scheme == "with_replacement":
         missed = (1 - 1 / rows) ** (steps * batch)
+    elif s.count > 1:  # a row that one release of an epoch does not use is in another one
+        missed = np.zeros(rows.shape)
     else:  # epochs
         missed = np.maximum(0.0, 1 - steps * batch / rows)
     return Part(
