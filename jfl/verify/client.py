@@ -375,22 +375,26 @@ class Judge:
     def judge_counts(self, counts):
         """Check that each declared release occurs at most as often as declared.
 
-        Args:
-            counts: the number of releases in the trace, by the index of the first equivalent
-                declaration.
-        """
-        for first, times in counts.items():
-            same = [r for r, f in zip(self.declared, self.equivalent_releases()) if f == first]
-            declared = sum(r.count for r in same)
-            if same and times > declared:
-                words = describe_chain(same[0].mechanism)
-                self.example.append(f"{times} releases, {declared} declared: {words}")
+        A declared release also counts for one of fewer steps.
 
-    def equivalent_releases(self) -> list:
-        """Return, for each declared release, the index of the first one with the same mechanism and
-        batches."""
-        charged = [(c, bool(r.steps)) for c, r in zip(self.declared_symbols, self.declared)]
-        return [charged.index(c) for c in charged]
+        Args:
+            counts: the number of releases in the trace, by the index of the declared release with
+                the fewest steps that counts for them.
+        """
+        kinds = [(c, bool(r.steps)) for c, r in zip(self.declared_symbols, self.declared)]
+        for i in sorted(counts.keys() - {None}):
+            release = self.declared[i]
+            same = [
+                k
+                for k, other in enumerate(self.declared)
+                if kinds[k] == kinds[i] and other.steps >= release.steps
+            ]
+            times = sum(counts[k] for k in same)
+            declared = sum(self.declared[k].count for k in same)
+            if times > declared:
+                of_steps = f" of {release.steps} steps or more" * (release.steps > 1)
+                words = describe_chain(release.mechanism)
+                self.example.append(f"{times} releases{of_steps}, {declared} declared: {words}")
 
     def mechanism_symbols(self, mark):
         """Return the mechanism of a mark: its structure, and symbols for its numbers."""
@@ -413,7 +417,7 @@ class Judge:
 
         Returns:
             A phrase about the rows that the release reads, and the index of the release that the
-            plan declares for it (see `equivalent_releases`); None if it declares none.
+            plan declares for it, the one with the fewest steps; None if it declares none.
         """
         n = mark.params["n"]
         where = f"a release of {self.describe_chain(mark)}"
@@ -471,12 +475,12 @@ class Judge:
             read: what `read_batch` found about each batch of the release.
             kept: as `batches_of_client` returns it.
         """
-        for i in alike:
+        for i in sorted(alike, key=lambda i: self.declared[i].steps):
             if self.is_counted(i, is_single, read, bool(kept)):
-                release, declared = self.declared[i], self.equivalent_releases()[i]
+                release = self.declared[i]
                 scheme = release.batches.scheme
-                self.drawn_batches += [(address, scheme, declared) for _, _, address in read]
-                return describe_batches(release.batches, release.steps), declared
+                self.drawn_batches += [(address, scheme, i) for _, _, address in read]
+                return describe_batches(release.batches, release.steps), i
         if any(self.is_counted(i, is_single, read, False) for i in alike):
             words = f"{where}: client state that depends on earlier rounds needs batches.full"
             token, path = kept[0]
@@ -681,13 +685,14 @@ class Judge:
                 "clients"
             )
             return
-        steps_of = collections.defaultdict(set)  # in batches of epochs, by the index of the release
-        for address, scheme, i in used:
-            if scheme == "epochs":
-                steps_of[i].add(address[1:])
+        epochs = [(address[1:], i) for address, scheme, i in used if scheme == "epochs"]
+        # Steps of clipped sums, which use a row once in each epoch; by the index of the release.
+        steps_of = collections.defaultdict(set)
+        for step, i in epochs:
+            if not self.declared[i].steps:
+                steps_of[i].add(step)
         first = lambda count: {(step,) for step in range(count)}
-        taken = sum(scheme == "epochs" for _, scheme, _ in used)
-        if set().union(*steps_of.values()) != first(taken):
+        if {step for step, _ in epochs} != first(len(epochs)):
             note("batches of epochs that are not taken step by step from 0")
         elif any(len(steps) > 1 and steps != first(len(steps)) for steps in steps_of.values()):
             # Steps that begin inside an epoch may use a row once more than the accountant counts.
