@@ -379,7 +379,7 @@ def _attacked_entry(where: str, plan: Plan, rounds: int, unit, view, adjacency) 
         )
     if view == "personal":
         return ledger.personal(plan, rounds)
-    return choose(where, plan, entries, unit, view, adjacency)
+    return choose(where, plan, entries, unit, view, adjacency, rounds)
 
 
 def _check(where, plan, rounds, seed, sees, delta, confidence):

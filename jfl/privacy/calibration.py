@@ -83,7 +83,7 @@ def calibrate(
             "a plan without noise",
             "Put gaussian(1.0) into it: the multiplier is ignored and found.",
         )
-    entry = choose("jfl.calibrate", plan, entries, unit, view, adjacency)
+    entry = choose("jfl.calibrate", plan, entries, unit, view, adjacency, rounds or 1)
     verify.warn_if_conditional("jfl.calibrate", entry)
     if over == "noise_multiplier":
         noisier = lambda z: with_noise(entry, z)

@@ -150,7 +150,7 @@ def guarantee(
         return _leaking(plan, rounds, uplinks, delta, unit, view, adjacency, as_planned)
     if isinstance(view, str) and view == "personal":
         entries = [ledger.personal(plan, rounds)]
-    entry = choose(where, plan, entries, unit, view, adjacency)
+    entry = choose(where, plan, entries, unit, view, adjacency, rounds)
     if as_planned:
         return guarantee_of(entry, rounds, delta)
     often = participations(plan, entry, rounds, delta, options)
@@ -198,7 +198,7 @@ def epsilons(
     entries = ledger.entries(plan, last)
     if not entries or not times.size:
         return np.where(times > 0, _bare(delta, unit, adjacency, view).epsilon, 0.0)
-    entry = choose("jfl.epsilons", plan, entries, unit, view, adjacency)
+    entry = choose("jfl.epsilons", plan, entries, unit, view, adjacency, last)
     verify.warn_if_conditional("jfl.epsilons", entry)
     return quick_epsilons(entry, times, delta)[0]
 
@@ -243,7 +243,7 @@ def epsilons_per_client(
     listed = ledger.entries(plan, rounds)
     if not listed:
         return np.where(sizes > 0, _bare(delta, None, None, view).epsilon, 0.0)
-    entry = choose("jfl.epsilons_per_client", plan, listed, "example", view, None)
+    entry = choose("jfl.epsilons_per_client", plan, listed, "example", view, None, rounds)
     verify.warn_if_conditional("jfl.epsilons_per_client", entry)
     if entry.noise_of == "server":  # it protects all clients equally
         return np.where(sizes > 0, guarantee_of(entry, rounds, delta).epsilon, 0.0)
@@ -375,7 +375,7 @@ def at_scale(
         f"{plan.release!r}, whose clip depends on the noise of this cohort",
     )
     check_delta(delta)
-    entry = choose(where, plan, ledger.entries(plan, rounds), "client", "third_party", None)
+    entry = choose(where, plan, ledger.entries(plan, rounds), "client", "third_party", None, rounds)
     part = entry.parts[0]
     need(
         entry.noise_of == "server" and part.summed is None,
@@ -405,17 +405,19 @@ def at_scale(
 # --- entries and their epsilons
 
 
-def choose(where, plan, entries, unit, view, adjacency) -> Entry:
+def choose(where, plan, entries, unit, view, adjacency, rounds: int = 1) -> Entry:
     """Return the only entry with this unit, view and adjacency that can prove something.
 
     None matches everything.  If view is None and several views have such an entry, the first of
-    these views is used.
+    these views is used.  Of noise on uploads and on the release, which may both prove the same, it
+    is the one that proves more.
 
     Args:
         where: the name of the caller, for error messages.
         plan: the plan, for error messages.
         entries: the entries of its ledger.
         unit, view, adjacency: as in `guarantee`.
+        rounds: the number of rounds after which the noises are compared.
 
     Raises:
         NotAnalysable: if no entry can prove anything, with the reason.
@@ -435,7 +437,7 @@ def choose(where, plan, entries, unit, view, adjacency) -> Entry:
             fit = [e for e in fit if not e.implied] or fit
             good = [e for e in fit if not e.refusal]
             if good and len({(e.unit, e.adjacency) for e in fit}) == 1:
-                fit = good if len(good) == 1 else [_better(good)]
+                fit = good if len(good) == 1 else [_better(good, rounds)]
         fits[one] = fit
     single = [fit[0] for fit in fits.values() if len(fit) == 1]
     answers = [entry for entry in single if not entry.refusal]
@@ -520,10 +522,8 @@ def quick_epsilons(entry: Entry, times, delta):
     return bounds(listed, happened, float(delta) - lost, entry.overflow * times)
 
 
-def _better(entries: list[Entry]) -> Entry:
-    """Return the entry that proves more, of noise on uploads and on the release, which may both
-    prove the same."""
-    rounds = max((len(p.noise) for e in entries if e.changes for p in e.parts), default=1)
+def _better(entries: list[Entry], rounds: int) -> Entry:
+    """Return the entry that proves more about `rounds` rounds."""
     found = []
     for entry in entries:
         try:
@@ -553,7 +553,7 @@ def _leaking(plan, rounds, uplinks, delta, unit, view, adjacency, as_planned):
             "The server sees all uploads.",
         )
     pick = lambda view, others: choose(
-        "jfl.guarantee", plan, ledger.entries(plan, rounds, others), unit, view, adjacency
+        "jfl.guarantee", plan, ledger.entries(plan, rounds, others), unit, view, adjacency, rounds
     )
     seen, alone, rest = pick("server", True), pick(view, False), pick(view, True)
     if (seen.unit, seen.adjacency) != (rest.unit, rest.adjacency):

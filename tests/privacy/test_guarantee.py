@@ -354,6 +354,20 @@ def test_the_better_of_two_noises_counts_also_in_segments(renyi):
     close(of([(both, 5)]), of(both, 5), 1e-9)
 
 
+def test_two_noises_are_compared_after_all_rounds(renyi):
+    """For one round the noise on uploads proves more, and for 12 rounds that on the release."""
+    sampler = sampling.with_replacement(CLIENTS, 4, np.arange(1.0, CLIENTS + 1))
+    noises = dict(upload=NOISY(6.0), release=NOISY(6.0))
+
+    def of(rounds, *places):
+        plan = make(sampler=sampler, **{place: noises[place] for place in places})
+        return guarantees.guarantee(plan, rounds, view="third_party", unit="client").epsilon
+
+    for rounds in (1, 12):
+        assert of(rounds, *noises) == min(of(rounds, place) for place in noises)
+    assert of(1, "upload") < of(1, "release") and of(12, "upload") > of(12, "release")
+
+
 # --- plans that are refused
 
 
