@@ -651,7 +651,7 @@ def init_run(key: Key, plan: Plan, plan_identity: Words, plan_history: Words) ->
     server_state, client_state = plan.algorithm.init(params)
 
     num_clients = plan.sampler.clients
-    repeat = lambda x: jnp.broadcast_to(x, (num_clients,) + x.shape)
+    repeat = lambda x: jnp.broadcast_to(x, (num_clients, *jnp.shape(x)))
     client_states = pytrees.map(repeat, client_state)
     client_states = sharding.constrain_client_states(client_states, devices(plan.mesh))
 

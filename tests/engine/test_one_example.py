@@ -81,8 +81,9 @@ def test_an_algorithm_that_does_not_fit_the_engine(fed):
         (dict(a=jnp.zeros(2), b=jnp.zeros(())), lambda own: dict(a=own["a"]), False),
         (jnp.zeros(()), lambda own: 1, True),
         (jnp.zeros(()), lambda own: own.astype(jnp.bfloat16) + 1, True),
+        (0.0, lambda own: own + 1, True),
     ],
-    ids="mixed broadcast fraction array missing number exact".split(),
+    ids="mixed broadcast fraction array missing number exact python".split(),
 )
 def test_a_new_client_state_has_the_form_of_the_first(fed, start, new, accepted):
     def client(context, keys, server, own, rows):
