@@ -542,7 +542,8 @@ def _leaking(plan, rounds, uplinks, delta, unit, view, adjacency, as_planned):
     A round in which a client's upload is seen costs as much as that upload, because the model of
     the round shows nothing more about the client.  In rounds in which the uploads of other clients
     are seen, their noise does not hide the client.  The worst case is that all of these are the
-    same rounds, and none of them is one of the client's, because 1 / variance is convex.
+    same rounds, and none of them is one of the client's, because 1 / variance is convex.  The
+    uploads may also show who participated, so a cohort of a fixed size is not hidden.
     """
     if view != "third_party" or not as_planned or uplinks > rounds:
         checks.fail(
@@ -552,9 +553,11 @@ def _leaking(plan, rounds, uplinks, delta, unit, view, adjacency, as_planned):
             f"view={view!r}, uplinks={uplinks}, rounds={rounds}",
             "The server sees all uploads.",
         )
-    pick = lambda view, others: choose(
-        "jfl.guarantee", plan, ledger.entries(plan, rounds, others), unit, view, adjacency, rounds
-    )
+
+    def pick(view, others):
+        entries = ledger.entries(plan, rounds, others, shown=True)
+        return choose("jfl.guarantee", plan, entries, unit, view, adjacency, rounds)
+
     seen, alone, rest = pick("server", True), pick(view, False), pick(view, True)
     if (seen.unit, seen.adjacency) != (rest.unit, rest.adjacency):
         checks.fail(

@@ -120,7 +120,7 @@ CHOICES = {
         lambda: in_rotation(NOISY(3.0)),
         lambda part: part.joint,
     ),
-    "STATEFUL": (
+    "SHOWN": (
         lambda: make(release=NOISY(3.0), sampler=FIXED),
         lambda: make(release=NOISY(3.0), sampler=FIXED, stateful=True),
         lambda part: part.sampling == "participation",

@@ -11,6 +11,7 @@ from scipy import optimize, stats
 
 import jfl
 from jfl.algorithms import padpfl
+from jfl.privacy.accountants import events, tightest
 from jfl.runs import build
 from jfl.runs.config import Config
 from jfl.schedules import piecewise
@@ -121,6 +122,34 @@ def test_uploads_that_a_third_party_sees_cost_what_they_show(p):
         jfl.guarantee([(plan, 10)], delta=DELTA, uplinks=3, **THIRD)
     with pytest.raises(ValueError, match="view='third_party'"):
         jfl.guarantee(plan, 10, DELTA, unit="client", uplinks=3)
+
+
+def test_uploads_that_a_third_party_sees_show_who_participated():
+    """In a round of one client, the upload of another shows that the client was absent."""
+    z_upload, z_release, rounds = 2.0, 3.0, 6
+    noisy = lambda z: jfl.chain(
+        jfl.clip_l2(1.0), jfl.total(), jfl.gaussian(z), jfl.divide(1.0), adjacency="replace_one"
+    )
+
+    def of(sampler, uplinks):
+        plan = jfl.plan(
+            make_federation(sizes=(3, 5, 4, 6)),
+            jfl.task(start_params(), squared),
+            jfl.algorithms.fedavg(jfl.grad(squared), steps=1, batch=jfl.batches.full()),
+            sampler,
+            upload=noisy(z_upload),
+            release=noisy(z_release),
+        )
+        return epsilon_of(plan, rounds, uplinks=uplinks)
+
+    rest = events.repeat(events.participation(1 / C, events.gaussian(z_release)), rounds - 1)
+    both = events.compose(events.gaussian(z_upload), rest)
+    shown = tightest.epsilon(both, DELTA)[0]
+    one = jfl.sampling.without_replacement(C, 1)
+    assert of(one, 1) == pytest.approx(shown, rel=1e-3) and of(one, 0) < 0.6 * shown
+    # the others of a Poisson cohort show nothing about a client
+    poisson = jfl.sampling.poisson(C, 1 / C, capacity=C)
+    assert of(poisson, 1) < 0.8 * shown
 
 
 def test_noise_without_a_sum_counts_only_its_own():

@@ -40,7 +40,9 @@ MAX_ROUNDS = 10**12
 NORMALS_PER_PARAMETER = 64
 
 
-def entries(plan: Plan, rounds: int | None = 1, others: bool = True) -> list[Entry]:
+def entries(
+    plan: Plan, rounds: int | None = 1, others: bool = True, shown: bool = False
+) -> list[Entry]:
     """Return the entries of the ledger of the first `rounds` rounds of a plan.
 
     There is an entry for each unit, view and adjacency that the noise may protect.  A plan without
@@ -50,6 +52,7 @@ def entries(plan: Plan, rounds: int | None = 1, others: bool = True) -> list[Ent
         plan: a Plan.
         rounds: the number of rounds.
         others: whether the noise of other clients protects a client from a third party.
+        shown: whether a third party sees who participates.
 
     Raises:
         ValueError: if the plan holds traced values, because the ledger runs on the host; or if a
@@ -66,7 +69,7 @@ def entries(plan: Plan, rounds: int | None = 1, others: bool = True) -> list[Ent
         )
     rounds = int(rounds or 0)  # an integer > 0, which is checked above
     check_schedules("jfl.guarantee", plan, rounds)
-    facts = read(plan, rounds, others)
+    facts = read(plan, rounds, others, shown)
 
     views = VIEWS if facts.is_secure else VIEWS[:2]
     of_examples = [_entry_of(facts, facts.local, "example", v) for v in VIEWS[:2] if facts.local]

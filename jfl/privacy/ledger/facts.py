@@ -86,7 +86,7 @@ class Facts(NamedTuple):
     sampler: Sampler
     rows: np.ndarray  # Int[C]
     weights: np.ndarray  # [rounds or 1, C], of aggregation
-    is_stateful: bool  # clients keep state
+    is_shown: bool  # client state, or uploads that are seen, show who participates together
     is_secure: bool  # the server is assumed to see only sums of uploads
     is_plain_sum: bool  # no stage changes uploads between their noise and their sum
     others: bool  # noise of other clients counts for a third party
@@ -96,13 +96,16 @@ class Facts(NamedTuple):
     period: int  # number of rounds, in one of which (known or hidden) a client participates
 
 
-def read(plan: Plan, rounds: int, others: bool = True, apart: bool = False) -> Facts:
+def read(
+    plan: Plan, rounds: int, others: bool = True, shown: bool = False, apart: bool = False
+) -> Facts:
     """Return what the accountant must know about the first `rounds` rounds of a plan.
 
     Args:
         plan: a Plan.
         rounds: the number of rounds.
         others: whether the noise of other clients protects a client from a third party.
+        shown: whether a third party sees who participates.
         apart: whether different releases of a client are known to use independent batches.
     """
     sampler, rows = plan.sampler, np.asarray(plan.fed.size).reshape(-1)
@@ -152,7 +155,7 @@ def read(plan: Plan, rounds: int, others: bool = True, apart: bool = False) -> F
         sampler,
         rows,
         weights,
-        plan.algorithm.stateful,
+        plan.algorithm.stateful or shown,
         plan.secure_aggregation,
         is_unchanged and is_divided,
         others,

@@ -456,13 +456,13 @@ NARROW = Need(
     "at most as many bands as rounds from one turn to the next",
     lambda f, s: s.strategy.width <= f.sampler.separation,
 )
-STATEFUL = Need(
-    "stateful clients, and a cohort that is drawn",
-    lambda f, s: f.is_stateful and not _takes_all(f, s),
+SHOWN = Need(
+    "a drawn cohort that client state or uploads show",
+    lambda f, s: f.is_shown and not _takes_all(f, s),
 )
 HIDDEN = Need(
-    "stateless clients: client state would show who participated with them",
-    lambda f, s: not f.is_stateful or f.scheme.kind in ("none", "poisson") or _takes_all(f, s),
+    "stateless clients, and no uploads that are seen: they would show who participated together",
+    lambda f, s: not f.is_shown or f.scheme.kind in ("none", "poisson") or _takes_all(f, s),
     "Use sampling.without_replacement or sampling.poisson.",
 )
 NOISY_UPLOADS = Need(
@@ -527,9 +527,9 @@ for scheme in COHORTS:
         add_rows(every, "release", "gaussian", *row)
         continue
     if kind in ("without_replacement", "truncated_poisson"):
-        # the state of clients shows who participated with them
+        # client state, or uploads that are seen, show who participated together
         seen = lambda f, s: _model(f, s, "participation")
-        absent = Rule("absence", seen, (STATEFUL,), OF_RELEASE, of_round=True)
+        absent = Rule("absence", seen, (SHOWN,), OF_RELEASE, of_round=True)
         add_rows(absent, "release", ("gaussian", "laplace"), *row)
     name = "every round" if kind == "none" else "sampled cohorts"
     add_rows(
