@@ -280,7 +280,9 @@ def personal(plan: Plan, rounds: int) -> Entry:
     together = dataclasses.replace(
         algorithm, releases=algorithm.all_releases, personal_releases=None
     )
-    facts = read(dataclasses.replace(plan, algorithm=together), rounds, apart=True)
+    # a row that one batch of an epoch does not use is in another one
+    apart = all(release.batches.scheme != "epochs" for release in together.releases)
+    facts = read(dataclasses.replace(plan, algorithm=together), rounds, apart=apart)
     both = _entry_of(facts, facts.local, "example", "personal")
     if both.refusal:
         return both
