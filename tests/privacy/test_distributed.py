@@ -245,6 +245,13 @@ def test_the_largest_value_of_integer_noise_is_paid(law):
     assert lost > 1e-5  # at the smallest z
 
 
+def test_a_refusal_names_the_views_that_shares_protect():
+    """The server is the default view, to which each of many shares is too small."""
+    one = plan("skellam", z=0.05)
+    with pytest.raises(NotAnalysable, match=r"reach, 1, but got .* ask for view='third_party'"):
+        guarantee(one, 20, "server")
+
+
 def test_the_divergence_of_the_known_discrete_gaussian():
     """Alone, a discrete Gaussian is as concentrated as a Gaussian (Canonne et al., 2020)."""
     code = encoding("discrete_gaussian", cohort=1, bits=14)

@@ -117,6 +117,8 @@ def refuse_if_beyond(where: str, lost: ArrayLike, delta: float, error: type[Exce
     if np.any(np.asarray(lost) >= delta):
         raise error(
             f"{where}: expected a delta above the mass that the computed noise cannot reach, "
-            f"{np.max(lost):.3g}, but got {delta:g}. "
-            "Use a larger noise multiplier (jfl.ledger prints it), fewer rounds or a larger delta."
+            f"{min(np.max(lost), 1.0):.3g}, but got {delta:g}. "
+            "Use a larger noise multiplier (jfl.ledger prints it), fewer rounds or a larger delta. "
+            "If each client adds only a share of the noise, ask for view='third_party' or "
+            "'aggregate'."
         )
