@@ -206,7 +206,8 @@ def train(work: Work, ctx, keys, params, rows, correct=None, moving=1.0, drop=Fa
     if grad.mechanism is not None:  # evaluate schedules once per round, not in every step
         grad = dataclasses.replace(grad, mechanism=mech.at_round(grad.mechanism, ctx.round))
     transformation = work.optimizer(_rate_at(work.lr, first_of_round))
-    state = _set_clock(transformation.init(params), first_of_round)
+    # In half precision, the moments of an optimizer would lose small changes.
+    state = _set_clock(transformation.init(pytrees.at_least_float32(params)), first_of_round)
 
     def draw(number):
         """Draw the batch of step `number`; return its row indices and the key of its noise."""
@@ -245,7 +246,8 @@ def train(work: Work, ctx, keys, params, rows, correct=None, moving=1.0, drop=Fa
         lr = _rate_at(work.lr, first_of_round + s)
         if correct is not None:
             gradient = correct(gradient, params, s)
-        updates, state = work.optimizer(lr).update(gradient, state, params)
+        gradient, point = pytrees.at_least_float32((gradient, params))
+        updates, state = work.optimizer(lr).update(gradient, state, point)
         if not (isinstance(moving, float) and moving == 1.0):
             updates = pytrees.scale(moving, updates)
         return (optax.apply_updates(params, updates), state, mean, total), lr
@@ -306,13 +308,14 @@ class ServerStep:
 
     def init(self, params) -> Server:
         """Return the server's state before the first round."""
-        return Server(params, self.optimizer(_rate_at(self.lr, 0)).init(params))
+        optimizer = self.optimizer(_rate_at(self.lr, 0))
+        return Server(params, optimizer.init(pytrees.at_least_float32(params)))
 
     def __call__(self, ctx, server: Server, diff) -> Server:
         pytrees.require_equal_shapes("server step", diff, server.params)
-        gradient = pytrees.scale(-1.0, diff)
+        gradient, params = pytrees.at_least_float32((pytrees.scale(-1.0, diff), server.params))
         updates, state = self.optimizer(_rate_at(self.lr, ctx.round)).update(
-            gradient, server.optimizer, server.params
+            gradient, server.optimizer, params
         )
         return Server(optax.apply_updates(server.params, updates), state)
 

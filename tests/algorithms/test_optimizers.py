@@ -1,11 +1,13 @@
 """Optimizers of clients and servers, for noisy gradients; and where learning rates come from."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from helpers.problems import squared
+from helpers.problems import make_federation, squared
 
 import jfl
 from jfl.core.errors import ArgumentError, NotAnalysable
@@ -40,6 +42,39 @@ def test_a_ready_schedule_is_taken_unchanged():
     for clock in (0, 7, 30):
         assert float(given(clock)) == pytest.approx(float(ready(clock // 3)))
         assert float(by_factory(clock)) == pytest.approx(float(ready(clock // 3)))
+
+
+# --- parameters in half precision
+
+
+def test_optimizers_keep_float32_moments_of_bfloat16_parameters():
+    """Moments in bfloat16 lose small changes, and arrays of hyperparameters raise their type."""
+    fed = make_federation(classes=3)
+    task = jfl.models.logistic(fed)
+
+    def trained(dtype):
+        params = jax.tree.map(lambda x: x.astype(dtype), task.init(jax.random.key(1)))
+        algorithm = jfl.algorithms.fedadam(
+            jfl.grad(task.loss),
+            lr=0.1,
+            server_lr=0.1,
+            optimizer=functools.partial(optax.sgd, momentum=0.9),
+            steps=3,
+            batch=jfl.batches.full(),
+        )
+        sampler = jfl.sampling.full(fed.size.shape[0])
+        plan = jfl.plan(fed, jfl.task(params, task.loss), algorithm, sampler)
+        return jfl.simulate(jax.random.key(0), plan, 4).run.server
+
+    half, single = trained(jnp.bfloat16), trained(jnp.float32)
+    moments, _ = jax.tree.flatten(half.optimizer)
+    assert {x.dtype for x in moments} == {jnp.dtype("float32"), jnp.dtype("int32")}
+    moved = 0.0
+    for x, y in zip(jax.tree.leaves(half.params), jax.tree.leaves(single.params), strict=True):
+        assert x.dtype == jnp.bfloat16
+        np.testing.assert_allclose(np.asarray(x, np.float32), y, atol=0.02)
+        moved = max(moved, float(jnp.abs(y).max()))
+    assert moved > 0.1  # else the tolerance would hide a server that does nothing
 
 
 # --- Adam, less the noise that it knows
