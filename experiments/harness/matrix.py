@@ -56,9 +56,9 @@ condition holds, and otherwise B. The conditions are:
 
 - `sum of uploads`: the server sums uploads unchanged, and their noise is isotropic;
 - `uploads and model`: the condition of `sum of uploads` holds, and the uploads and the release both
-  have isotropic Gaussian noise;
-- `absence`: clients keep a state, which shows a client who participated with it, and a cohort does
-  not contain all clients;
+  have isotropic Gaussian noise and the same adjacency;
+- `absence`: a cohort does not contain all clients, and who participated together can be seen: from
+  a state that clients keep, or from uploads that a third party sees (`uplinks`);
 - `group`, `one bin`: there are several groups or bins, and the noise multiplier never changes;
 - `sampled group`: the strategy matrix of the correlated noise has at most as many bands as there
   are rounds from one turn of a group to the next.
