@@ -53,6 +53,7 @@ def tidy(result, plan: Plan | None = None, *, delta: float | None = None) -> lis
         [(3, 1, 0.9, None), (3, 2, 0.7, None)]
     """
     where = "tables.tidy"
+    points: list[Any]
     if hasattr(result, "points"):
         points = [
             (i, point, result.plans[i], bool(result.failed[i]))
