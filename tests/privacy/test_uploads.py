@@ -124,7 +124,7 @@ def test_uploads_that_a_third_party_sees_cost_what_they_show(p):
         jfl.guarantee(plan, 10, DELTA, unit="client", uplinks=3)
 
 
-def test_uploads_that_a_third_party_sees_show_who_participated():
+def test_uploads_that_a_third_party_sees_show_who_participated(renyi):
     """In a round of one client, the upload of another shows that the client was absent."""
     z_upload, z_release, rounds = 2.0, 3.0, 6
     noisy = lambda z: jfl.chain(
