@@ -74,11 +74,15 @@ def server_state(name: str, new: Tree, old: Tree) -> Tree:
 
 
 def _fits(new: Any, old: Any) -> bool:
-    """Return whether a value has the shape of another one, and its dtype can hold the value."""
-    return jnp.shape(new) == jnp.shape(old) and jnp.result_type(new, old) == jnp.result_type(old)
+    """Return whether `new` has the shape of `old`, and the dtype of `old` can hold it."""
+    if jnp.shape(new) != jnp.shape(old):
+        return False
+    types = [jax.typeof(x).dtype for x in (new, old)]
+    if any(jnp.issubdtype(dtype, jax.dtypes.prng_key) for dtype in types):
+        return types[0] == types[1]  # JAX promotes no keys
+    return jnp.result_type(new, old) == jnp.result_type(old)
 
 
 def _described(tree: Tree) -> str:
     """Return a tree with the dtype and shape of each array."""
-    describe = lambda x: f"{jnp.result_type(x)}{list(jnp.shape(x))}"
-    return checks.short_repr(jax.tree.map(describe, tree))
+    return checks.short_repr(jax.tree.map(lambda x: jax.typeof(x).str_short(), tree))

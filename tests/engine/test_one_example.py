@@ -79,11 +79,13 @@ def test_an_algorithm_that_does_not_fit_the_engine(fed):
         (jnp.zeros((), int), lambda own: own + 0.5, False),
         ((), lambda own: jnp.zeros(3), False),
         (dict(a=jnp.zeros(2), b=jnp.zeros(())), lambda own: dict(a=own["a"]), False),
+        (jax.random.key(0), lambda own: jax.random.key(0, impl="rbg"), False),
         (jnp.zeros(()), lambda own: 1, True),
+        (jnp.zeros((), jnp.bfloat16), lambda own: 1.0, True),
         (jnp.zeros(()), lambda own: own.astype(jnp.bfloat16) + 1, True),
         (0.0, lambda own: own + 1, True),
     ],
-    ids="mixed broadcast fraction array missing number exact python".split(),
+    ids="mixed broadcast fraction array missing generator number literal exact python".split(),
 )
 def test_a_new_client_state_has_the_form_of_the_first(fed, start, new, accepted):
     def client(context, keys, server, own, rows):
