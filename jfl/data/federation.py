@@ -15,7 +15,7 @@ from ..core.lazy import explain_missing_package
 from ..core.pytrees import on_device
 from ..core.records import Federation
 from .partition import Partition, natural
-from .rows import ONE_ARRAY, Dataset, check_arrays, digest
+from .rows import ONE_ARRAY, Dataset, check_arrays, digest, reject_bytes
 
 # The largest number of clients that `draw` shows.
 MAX_BARS = 60
@@ -177,13 +177,8 @@ def _join_clients(clients, partition, holdout, test):
         if y.ndim == 0 or x.shape[:1] != y.shape[:1]:
             shapes = f"x of shape {list(x.shape)}, y of shape {list(y.shape)}"
             checks.fail(where, f"x and y with the same number of rows for client {name!r}", shapes)
-        if x.dtype == np.uint8:  # joined with floats, these rows would pass as floats
-            checks.fail(
-                where,
-                f"x of client {name!r} as float, or as a wider integer for tokens",
-                "uint8",
-                "Images: x / 255.  Tokens: x.astype('int32').",
-            )
+        # Joined with floats of other clients, bytes would pass as floats.
+        reject_bytes(where, f"x of client {name!r}", x)
         parts.append((x, y))
     if not any(len(y) for _, y in parts):
         checks.fail(where, "at least one client with rows", "none")

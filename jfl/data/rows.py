@@ -120,6 +120,17 @@ ONE_ARRAY = (
 )
 
 
+def reject_bytes(where: str, name: str, x: np.ndarray) -> None:
+    """Reject features of type uint8, which may be pixels or tokens."""
+    if x.dtype == np.uint8:
+        checks.fail(
+            where,
+            f"{name} as float, or as a wider integer for tokens",
+            "uint8",
+            "Images: x / 255.  Tokens: x.astype('int32').",
+        )
+
+
 def _features(where, name, value):
     """Return features as float32, or as int32 if they are tokens."""
     x = checks.as_array(where, name, value, ONE_ARRAY)
@@ -127,13 +138,7 @@ def _features(where, name, value):
         checks.fail(where, f"{name}, one array of numbers", f"dtype {x.dtype}", ONE_ARRAY)
     if x.ndim == 0 or len(x) < 1:
         checks.fail(where, f"at least one row in {name}", f"shape {list(x.shape)}")
-    if x.dtype == np.uint8:
-        checks.fail(
-            where,
-            f"{name} as float, or as a wider integer for tokens",
-            "uint8",
-            f"Images: {name} / 255.  Tokens: {name}.astype('int32').",
-        )
+    reject_bytes(where, name, x)
     if x.dtype.kind in "iu":
         if x.size and (x.min() < -checks.INT32_MAX or x.max() > checks.INT32_MAX):
             checks.fail(where, f"integers in {name} that fit int32", f"{x.min()} to {x.max()}")
