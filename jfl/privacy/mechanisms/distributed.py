@@ -176,22 +176,22 @@ class Encoding(NamedTuple):
         one = self.scale * self.share
         std = one * math.sqrt(clients)
         plain = l2**2 / (2 * std**2)
-        none = 0 * plain
+        zero = np.zeros_like(plain)
         if self.law == "skellam":
             first = plain + l2**2 / (2 * std**4), (6 * l1 - l2**2) / (4 * std**4)
             rows = [first, (plain, 3 * l1 / (2 * std**2))]
         elif one < MIN_SUMMED_STD:
             # The bounds of sums do not hold.  One client's noise alone is concentrated at any size.
-            rows = [(l2**2 / (2 * one**2), none)]
+            rows = [(l2**2 / (2 * one**2), zero)]
         else:
             # tau of the paper: how far a sum of discrete Gaussians is from a discrete Gaussian
             k = np.arange(1, clients)
             tau = 10 * np.exp(-2 * (math.pi * one) ** 2 * k / (k + 1)).sum()
             ratio = l2 / std
             rows = [
-                (plain, tau * d + none),
-                (plain + l1 / std * tau + tau**2 * d / 2, none),
-                ((ratio + math.sqrt(d) * tau) ** 2 / 2, none),
+                (plain, tau * d + zero),
+                (plain + l1 / std * tau + tau**2 * d / 2, zero),
+                ((ratio + math.sqrt(d) * tau) ** 2 / 2, zero),
             ]
         slopes, constants = zip(*rows)
         return np.array(slopes), np.array(constants)
