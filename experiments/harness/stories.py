@@ -404,7 +404,7 @@ def notes(paper: str) -> str:
         where = ", ".join(f"`{name}`" for name in names)
         if len(names) > 1 and every <= {*names}:
             where = "all experiments that the short page shows"
-        out.append(f"- **{head}** ({where}): {_cell(shown(sentence))}.")
+        out.append(f"- **{head}** ({where}): {_cell(shown(sentence)).removesuffix('.')}.")
     return "\n".join(out)
 
 

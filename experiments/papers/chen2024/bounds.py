@@ -123,7 +123,7 @@ def bounds(name, experiment, out, quick=False, **problem_options) -> dict:
         experiment.title,
         exact_verdicts(claims, experiment.differs),
         quick=quick,
-        note=f"Measured: {SQUARE}, and for Theorem 3 {GAP}.",
+        note=f"Theorems 1 and 3 are compared with {GAP}, Theorems 2 and 4 with the {SQUARE}",
         start=start,
         seeds=list(range(seeds)),
         along={str(t): row for t, row in table.items()},

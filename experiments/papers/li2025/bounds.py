@@ -35,8 +35,8 @@ COLUMNS = (
     "clip acts",
 )
 NOTE = (
-    "Means over seeds of F(w) - F*, and bounds. A bound is above if it is at every evaluation. "
-    "'clip acts: no' is what assumption 4 needs."
+    "Gaps are means over seeds of F(w) - F*. A bound holds if it is at least the gap at every "
+    "evaluation. Assumption 4 requires that no gradient is clipped"
 )
 
 

@@ -465,12 +465,13 @@ def bounds(name, experiment, out, quick):
             rows += [shown(algorithm, case, row) for row in lines[algorithm]]
             claims += judged(algorithm, case, lines[algorithm], start)
     note = (
-        "Bounds hold up to a constant. At a fixed step size the gap has a floor, which the bounds "
-        "do not have as T grows. "
-        f"Measured: {', '.join(f'{c}: {w}' for c, w in MEASURED.items())}, of the models before "
-        "each round. Constants are maxima over the models of a run. Without l2, F* is that of "
-        f"l2 = {ALMOST:g}. Non-convex, the printed bound has the printed powers of nu, and the "
-        "others those that its units need; F* is assumed to be 0"
+        "The bounds hold up to a constant. At a fixed step size the gap does not fall below a "
+        "floor, which the bounds do not have as T grows. A bound is compared with F - F* at a "
+        "mean of the models before each round (strongly convex: a weighted mean), and in the "
+        "non-convex case with the mean of |∇F|² over these models. Constants are maxima over the "
+        f"models of a run. Without l2, F* is the minimum for l2 = {ALMOST:g}. In the non-convex "
+        "case the printed bound has the printed powers of nu, the others have those that its "
+        "units require, and F* is assumed to be 0"
     )
     return write_findings(
         out,
