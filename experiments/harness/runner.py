@@ -66,7 +66,8 @@ class Experiment:
             line.
         quick_lines: the lines of a quick run; None: all.
         columns: config of a line -> {heading: another value to show}.
-        special: (name, experiment, out, quick) -> dict, if the experiment has no lines.
+        special: (experiment, out, quick) -> findings, if the experiment has no lines; see
+            `run_special`.
         differs: how the settings differ from the paper's; "": they do not.
         baselines: line without privacy -> private lines that it should not lose to.
         reached: line without privacy -> {seed: accuracy that L-BFGS reaches with its model}.
@@ -170,7 +171,7 @@ def run(
     if experiment.special:
         if only:
             check.fail(name, "no --lines, as it runs as a whole", ", ".join(only))
-        return keep(out, experiment.special(name, experiment, out, quick), command)
+        return keep(out, run_special(experiment, out, quick), command)
     kept = out / KEPT if kept is None else Path(kept)
     only = only or (experiment.quick_lines if quick else None)
     seeds = experiment.seeds[: 1 if quick else None]
@@ -433,42 +434,34 @@ def show_verdicts(verdicts: list[dict]):
     console.table("claims", [(c, False) for c in columns], rows, "")
 
 
-def exact_verdicts(claims, differs: str) -> list[dict]:
-    """Return the verdicts on claims without lines."""
-    return judged(Experiment("", {}, {}, tuple(claims), differs=differs), {})
-
-
-def write_findings(
-    out, name: str, title: str, verdicts=(), *, quick=False, columns=(), rows=(), note="", **found
-) -> dict:
-    """Print and write what an experiment without lines found.
+def run_special(experiment: Experiment, out: Path, quick: bool) -> dict:
+    """Run an experiment without lines, and print what it found.
 
     Args:
-        out: directory of results.json.
-        name: of the experiment.
-        title: of its table.
-        verdicts: on its claims.
-        quick: whether it ran in its short form.
-        columns: headings of the table; the first column holds text, the others numbers.
-        rows: cells of the table, as text; none: no table.
-        note: a remark under the table.
-        found: further fields of results.Experiment, tables and settings.
+        experiment: whose `special` returns a dict of findings. They are fields of
+            results.Experiment, tables and settings, as `results.of` takes them. The first of the
+            `columns` holds text, and the others numbers, as text. `claims` are judged here.
+        out: directory of the results.
+        quick: whether to run its short form.
 
     Returns:
-        The values that were written, as JSON has them.
+        The findings with their verdicts, as JSON has them.
     """
-    if rows:
-        found |= dict(columns=list(columns), rows=[list(row) for row in rows])
-    values = dict(experiment=name, title=title, quick=quick, versions=environment())
-    values |= found | dict(verdicts=list(verdicts)) | ({"note": note} if note else {})
-    values = record.plain(values)  # measured numbers are NumPy's
+    assert experiment.special is not None
+    out.mkdir(parents=True, exist_ok=True)
+    found = dict(title=experiment.title, versions=environment())
+    found |= experiment.special(experiment, out, quick)
+    claims = tuple(found.pop("claims", ()))
+    verdicts = judged(dataclasses.replace(experiment, claims=claims), {})
+    found["verdicts"] = [*found.get("verdicts", ()), *verdicts]
+    values = record.plain(found)  # measured numbers are NumPy's
     for table in results_file.of(values).tables:
-        _print_short_table(title, table)
-    if note:
+        _print_short_table(values["title"], table)
+    if note := values.get("note"):
         print(note)
-    if verdicts:
-        show_verdicts(verdicts)
-    return keep(out, values, {})
+    if values["verdicts"]:
+        show_verdicts(values["verdicts"])
+    return values
 
 
 def _print_short_table(title: str, table: results_file.Table):

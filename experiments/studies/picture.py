@@ -1,4 +1,4 @@
-"""Show a study: a table of its points, its verdicts, and its picture.
+"""Show a study: a table of its points, and its picture.
 
 python -m experiments.studies.picture NAME ...    # draws experiments/results/study_NAME.png
                                                   # again, from the stored numbers
@@ -26,19 +26,14 @@ NOTES = dict(
 )
 
 
-def show(plan, rows, verdicts, skipped, quick):
-    """Print the points and verdicts of a study, and the data that were not read."""
+def show(plan, rows, skipped, quick):
+    """Print the points of a study, and the data that were not read."""
     fields = POINT | (TRAINED if plan.y == "accuracy" else CLAIMS) | PROMISE
     console.table(
         plan.title + (" (quick)" if quick else ""),
         [(heading, name not in ("panel", "line")) for name, heading in fields.items()],
         [tuple(_cell(row.get(name)) for name in fields) for row in rows],
         NOTES[plan.y],
-    )
-    console.table(
-        "claims",
-        [("claim", False), ("verdict", False), ("seen", False)],
-        [(v["claim"], v["verdict"], v["seen"]) for v in verdicts],
     )
     for data, why in skipped.items():
         for stream in (sys.stdout, sys.stderr):

@@ -12,6 +12,7 @@ this machine are listed as skipped.
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import math
 import sys
@@ -427,14 +428,12 @@ def cheap_code(quick):
 
 
 def study(name, experiment, out, quick) -> dict:
-    """Run what is not in out/cells.jsonl yet -> what came of it; NAME.png in `out`, and the
-    tables."""
+    """Run what is not in out/cells.jsonl yet, draw NAME.png in `out`, and return the findings."""
     with cheap_code(quick):
-        return _study(name, Path(out), quick)
+        return _study(name, out, quick)
 
 
 def _study(name, out, quick):
-    out.mkdir(parents=True, exist_ok=True)
     begun, plan, store = time.perf_counter(), PLANS[name](quick), ResultStore(out / "cells.jsonl")
     note = lambda text: print(f"{name}: {text}", file=sys.stderr, flush=True)
     rows, skipped = [], {}
@@ -453,29 +452,27 @@ def _study(name, out, quick):
     verdicts = [
         dict(zip(("claim", "verdict", "seen"), (c.text, *c.check(by)))) for c in plan.claims
     ]
-    show(plan, rows, verdicts, skipped, quick)
+    show(plan, rows, skipped, quick)
     if rows:
         picture(out / f"{name}.png", plan, rows, quick)
-    return record.plain(
-        dict(
-            title=plan.title,
-            xlabel=plan.xlabel,
-            points=rows,
-            verdicts=verdicts,
-            unread=skipped,
-            **ABOUT[plan.y == "audit"],
-            commit=commit(),
-            seconds=time.perf_counter() - begun,
-            versions=environment() | dict(optimised=not jax.config.read(FAST)),
-        )
+    return dict(
+        title=plan.title,
+        xlabel=plan.xlabel,
+        points=rows,
+        verdicts=verdicts,
+        unread=skipped,
+        **ABOUT[plan.y == "audit"],
+        commit=commit(),
+        seconds=time.perf_counter() - begun,
+        versions=environment() | dict(optimised=not jax.config.read(FAST)),
     )
 
 
-def _experiment(make):
-    plan = make(False)
+def _experiment(name):
+    plan, run = PLANS[name](False), functools.partial(study, name)
     return Experiment(
-        plan.title, {}, dict.fromkeys(c.panel for c in plan.cells), plan.claims, special=study
+        plan.title, {}, dict.fromkeys(c.panel for c in plan.cells), plan.claims, special=run
     )
 
 
-EXPERIMENTS = {name: _experiment(make) for name, make in PLANS.items()}
+EXPERIMENTS = {name: _experiment(name) for name in PLANS}

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 import jfl
-from experiments.harness import objectives, theorems
-from experiments.harness.runner import exact_verdicts
+from experiments.harness import objectives, runner, theorems
 from experiments.harness.verdicts import (
     CONTRADICTED,
     HOLDS,
@@ -33,8 +32,13 @@ PADPFL = talaei2024_bounds.Setting(**SMALL, rounds=4)
 SGD = ranaweera2025_bounds.Setting(**SMALL, cohort=2, batch=8, rounds=3)
 
 
+def judged(claims, differs):
+    """Judge claims without lines."""
+    return runner.judged(runner.Experiment("", {}, {}, tuple(claims), differs=differs), {})
+
+
 def verdicts(*claims):
-    return [v["verdict"] for v in exact_verdicts(claims, "other settings")]
+    return [v["verdict"] for v in judged(claims, "other settings")]
 
 
 def of_cell(paper, cell, part=""):
@@ -110,7 +114,7 @@ def test_a_bound_is_above_a_mean_with_its_interval(bound, values, unmet, verdict
 def test_a_theorem_up_to_a_constant_is_never_contradicted(values, verdict):
     shares = {"T = 3": np.array(values)}
     check = theorems.shares_are_below_1(shares, "more", up_to_a_constant=True)
-    (given,) = exact_verdicts([Claim("it holds", check)], "other settings")
+    (given,) = judged([Claim("it holds", check)], "other settings")
     assert given["verdict"] == verdict
     if np.mean(values) > 1:
         least = theorems.rounded_up(np.mean(values))
@@ -122,7 +126,7 @@ def test_a_theorem_up_to_a_constant_is_never_contradicted(values, verdict):
 
 
 def test_a_bound_says_something_below_the_start():
-    check = lambda **lines: exact_verdicts([theorems.is_below_the_start("it", lines, "lines")], "")
+    check = lambda **lines: judged([theorems.is_below_the_start("it", lines, "lines")], "")
     (told,) = check(a=(-0.1, 0.2), b=(0.1, 0.2), c=(np.array([0.3, 0.4]), 0.2))
     assert told["verdict"] == HOLDS and told["whose"] == "ours"
     assert told["seen"] == "in 2 of 3 lines: a; b; below 0 in a"
@@ -200,7 +204,7 @@ def test_theorem2_as_printed_is_below_the_gap_in_numpy_alone():
     assert cell["printed"] == pytest.approx(printed, rel=0.01)
     assert cell["gap"][0] == pytest.approx(values[-1] - least, rel=1e-3)
     claims = talaei2024_bounds.claims_of("alike", cell)
-    of = {c["statement"]: c["verdict"] for c in exact_verdicts(claims, "ours")}
+    of = {c["statement"]: c["verdict"] for c in judged(claims, "ours")}
     assert list(of.values()) == [CONTRADICTED, HOLDS, HOLDS]
     assert set(of_cell(talaei2024_bounds, cell | dict(clip_acts=True))) == {UNKNOWN}
     rises = cell | dict(lambdas=talaei.Lambdas(0.1, 1.0, 0.5)._asdict())
@@ -294,7 +298,7 @@ def test_claims_wait_for_hypotheses():
 )
 def test_quick_runs(paper, numbers, tmp_path, capsys):
     experiment = paper.EXPERIMENTS["bounds"]
-    found = experiment.special("bounds", experiment, tmp_path, quick=True)
+    found = runner.run("bounds", experiment, tmp_path, quick=True)
     kept = json.loads((tmp_path / "results.json").read_text())["verdicts"]
     told = {v["claim"]: v["verdict"] for v in found["verdicts"]}
     assert [v["verdict"] for v in kept] == list(told.values())

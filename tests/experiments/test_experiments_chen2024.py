@@ -1,11 +1,15 @@
 """Experiments on Chen et al. 2024: plans of all lines, accountants, and bounds beside runs."""
 
+import dataclasses
+import functools
+
 import jax
 import numpy as np
 import pytest
 from helpers.lines import verdict
 
 import jfl
+from experiments.harness import runner
 from experiments.harness.verdicts import (
     CONTRADICTED,
     HOLDS,
@@ -130,7 +134,7 @@ def test_dirichlet_is_balanced_and_synthetic_is_of_the_paper():
 @pytest.mark.slow
 def test_accountants(tmp_path):
     experiment = paper.EXPERIMENTS["accountants"]
-    found = numbers.accountants("accountants", experiment, tmp_path, quick=True)
+    found = runner.run("accountants", experiment, tmp_path, quick=True)
     row = found["epsilons"]["MNIST, δ = 0.01"]
     got = [row[k] for k in ("sigma", "tcdp", "rdp_refined", "rdp_crude")]
     np.testing.assert_allclose(got, [6.766, 0.300, 0.052, 0.464], rtol=0.02)
@@ -142,10 +146,9 @@ OF_BOUNDS = dict(clients=5, per_round=2, steps=2, batch=5, min_rows=40, l2=0.3)
 
 @pytest.mark.slow
 def test_bounds_beside_a_run(tmp_path):
-    experiment = paper.EXPERIMENTS["bounds"]
-    found = numbers.bounds(
-        "bounds", experiment, tmp_path, quick=True, dataset="digits", epsilon=3.0, **OF_BOUNDS
-    )
+    of_digits = functools.partial(numbers.bounds, dataset="digits", epsilon=3.0, **OF_BOUNDS)
+    experiment = dataclasses.replace(paper.EXPERIMENTS["bounds"], special=of_digits)
+    found = runner.run("bounds", experiment, tmp_path, quick=True)
     for row in found["along"].values():
         assert 0 < row["gap"] < row["Theorem 1, ours"] < row["Theorem 1"]
     assert found["constants"]["smoothness"] > found["constants"]["strong_convexity"] == 0.3

@@ -173,7 +173,7 @@ def test_a_study_from_end_to_end_goes_on_where_it_stopped(trained, tmp_path, mon
     ran, real = [], studies.run_points if trained else untrained
     watched = lambda *a, points, **k: ran.append(len(points)) or real(*a, points=points, **k)
     monkeypatch.setattr(studies, "run_points", watched)
-    experiment, out = studies._experiment(lambda quick: study), tmp_path / "out"
+    experiment, out = studies._experiment("tiny"), tmp_path / "out"
     run = lambda: runner.run("tiny", experiment, out, True, module="studies")
     found = run()
     told = capsys.readouterr()

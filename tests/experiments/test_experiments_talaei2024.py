@@ -239,7 +239,8 @@ def test_a_tiny_study(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(talaei2024_study, "CELLS", {1: pairs})
     monkeypatch.setattr(talaei2024_study, "CLIPS", (0.2,))
     monkeypatch.setattr(talaei2024_study, "QUICK", dict(dataset="digits", rounds=2, steps=2))
-    run = lambda: talaei2024_study.study("study", None, tmp_path, True)["experiments"]
+    experiment = talaei2024.EXPERIMENTS["study"]
+    run = lambda: runner.run("study", experiment, tmp_path, quick=True)["experiments"]
     found = run()
     equal, other = found["study, scenario 1"]["lines"].values()
     for line in (equal, other):

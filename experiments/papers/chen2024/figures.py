@@ -30,7 +30,7 @@ from ...harness.verdicts import (
     within,
 )
 from . import theory
-from .bounds import accountants, bounds
+from .bounds import PARTICIPATIONS, accountants, bounds
 from .plans import RUNS, TEXT_RUNS
 
 # --- claims
@@ -592,7 +592,11 @@ EXPERIMENTS = dict(
     fig1_grid_text=_open_settings(text=True),
     remark1=_remark1(),
     accountants=Experiment(
-        "the noise of (0.3, 1e-2) by five accountants, and Theorem 5", {}, {}, special=accountants
+        "the noise of (0.3, 1e-2) by five accountants, and Theorem 5",
+        {},
+        {},
+        special=accountants,
+        differs=PARTICIPATIONS,
     ),
     bounds=Experiment(
         "Adult, softmax regression: Theorems 1 to 4 beside runs", {}, {}, special=bounds

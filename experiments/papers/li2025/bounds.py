@@ -17,7 +17,6 @@ from jfl.runs import build as assemble
 from jfl.runs.config import Config
 
 from ...harness import objectives
-from ...harness.runner import exact_verdicts, write_findings
 from ...harness.verdicts import Claim, exactly
 from .. import rates, softmax_rows, trajectories
 from . import theory
@@ -168,7 +167,7 @@ def rounds_needed(config, found, target, run):
     }
 
 
-def bounds(name, experiment, out, quick):
+def bounds(experiment, out, quick):
     """Compare the measured F(w_t) - F* with the theorems.
 
     Also show how the rounds that a bound needs depend on the number of local steps.
@@ -226,12 +225,8 @@ def bounds(name, experiment, out, quick):
     known = {k: v for k, v in found.items() if k != "variance"} | dict(
         variance=float(np.max(found["variance"]))
     )
-    return write_findings(
-        out,
-        name,
-        experiment.title,
-        exact_verdicts(claims, experiment.differs),
-        quick=quick,
+    return dict(
+        claims=claims,
         columns=COLUMNS,
         rows=rows,
         note=NOTE,

@@ -13,7 +13,7 @@ import sys
 from experiments.harness import results as results_file
 
 from ...harness.baselines import RATES, with_chosen
-from ...harness.runner import FIRST, Experiment, judged, stored_line, write_findings
+from ...harness.runner import FIRST, Experiment, judged, stored_line
 from ...harness.verdicts import (
     POINTS,
     WRONG,
@@ -375,7 +375,7 @@ def tuned():
     )
 
 
-def across(name, experiment, out, quick):
+def across(experiment, out, quick):
     """Judge claims about both datasets, on the results of fig2 and fig3 in the same directory."""
     results, missing = {}, []
     for figure in ("fig2", "fig3"):
@@ -388,8 +388,7 @@ def across(name, experiment, out, quick):
                 results[f"{data} {name}"] = stored_line(line, ())
     if missing:
         print(f"Run first: {', '.join(missing)}", file=sys.stderr)
-    verdicts = judged(experiment, results)
-    return write_findings(out, name, experiment.title, verdicts, quick=quick)
+    return dict(verdicts=judged(experiment, results))
 
 
 EXPERIMENTS = {f"{f}-{d}": make(d) for f, make in (("fig2", fig2), ("fig3", fig3)) for d in DATA}

@@ -12,7 +12,6 @@ from jfl.runs import build as assemble
 from jfl.runs.config import Config
 
 from ...harness import theorems
-from ...harness.runner import exact_verdicts, write_findings
 from ...harness.verdicts import CONTRADICTED, Claim, Evidence
 from .. import rates, softmax_rows
 from . import claims as li2025
@@ -107,7 +106,7 @@ def lemma_a5(clients: int):
     return [Claim(f"Lemma A5 holds, {words}", check(s), "paper") for s, words in texts.items()]
 
 
-def lemmas(name, experiment, out, quick):
+def lemmas(experiment, out, quick):
     """Check Lemmas A1, A2, A3, A5 and A6, and which assumptions the figures meet."""
     config = Config(**{**experiment.base, **(experiment.quick if quick else {})})
     fed = assemble.federation(config)
@@ -123,13 +122,4 @@ def lemmas(name, experiment, out, quick):
             claims.append(Claim(f"{lemma} holds {run}", check, "paper", lemma.partition(" (")[0]))
             rows.append((run, lemma, f"{(values / np.maximum(bound, 1e-300)).max():.3g}"))
     claims += [*lemma_a5(config.clients), *experiment.claims]
-    return write_findings(
-        out,
-        name,
-        experiment.title,
-        exact_verdicts(claims, experiment.differs),
-        quick=quick,
-        columns=COLUMNS,
-        rows=rows,
-        seeds=[0],
-    )
+    return dict(claims=claims, columns=COLUMNS, rows=rows, seeds=[0])

@@ -873,7 +873,9 @@ EXPERIMENTS = dict(
         runs=DRAWN,
         differs=DIFFERS,
     ),
-    worth=Experiment("Claimed and proved epsilon of the experiments", {}, {}, special=worth),
+    worth=Experiment(
+        "Claimed and proved epsilon of the experiments", {}, {}, special=worth, differs=""
+    ),
     bounds=Experiment(
         "Theorems C.1 and C.2: Synthetic(1,1), softmax regression with l2 = 0.5 and without, and "
         "squared sigmoids",

@@ -18,7 +18,6 @@ from jfl.runs import build
 from jfl.runs.config import Config
 
 from ...harness import theorems
-from ...harness.runner import exact_verdicts, write_findings
 from ...harness.verdicts import CONTRADICTED, Claim, Evidence
 from .. import trajectories
 from . import theory
@@ -140,7 +139,7 @@ def lemma_c2(problem, config, fed, rounds):
     return theorems.is_above(bound, slopes, drawn=False)
 
 
-def lemmas(name, experiment, out, quick):
+def lemmas(experiment, out, quick):
     """Check Lemmas C.2, C.3, C.8 and C.9 and Corollary C.1."""
     config = Config(
         **{**experiment.base, **experiment.lines["scaffold"], **(experiment.quick if quick else {})}
@@ -161,13 +160,4 @@ def lemmas(name, experiment, out, quick):
             claims += of_a_round(case, problem, config, fed, 20 if quick else DRAWS)
             check = lemma_c2(problem, config, fed, stops)
             claims.append(Claim(f"Lemma C.2, {case}, holds", check, "paper", "Lemma C.2"))
-    return write_findings(
-        out,
-        name,
-        experiment.title,
-        exact_verdicts(claims, experiment.differs),
-        quick=quick,
-        columns=COLUMNS,
-        rows=rows,
-        seeds=list(seeds),
-    )
+    return dict(claims=claims, columns=COLUMNS, rows=rows, seeds=seeds)

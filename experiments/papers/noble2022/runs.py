@@ -22,7 +22,6 @@ from jfl.runs.train import privacy
 
 from ...harness import objectives, programs
 from ...harness.programs import Plans, drawn
-from ...harness.runner import exact_verdicts, write_findings
 from ...harness.verdicts import (
     NOT_RUN,
     Claim,
@@ -352,7 +351,7 @@ def printed_accounting() -> list[list]:
     return rows
 
 
-def worth(name, experiment, out, quick):
+def worth(experiment, out, quick):
     """Tabulate the stated epsilon, the proved one, and the noise that the stated one needs."""
     rows = []
     for place, (run, stated) in list(noble2022.STATED.items())[: 1 if quick else None]:
@@ -389,11 +388,8 @@ def worth(name, experiment, out, quick):
         f"{attained:.3f}, where it allows {allowed:.3f}; 1000 rounds of one step have epsilon "
         f"{exact:.3g}, where it gives {published:.3g}."
     )
-    return write_findings(
-        out,
-        name,
-        experiment.title,
-        quick=quick,
+    return dict(
+        claims=[claim],
         columns=(
             "where",
             "ε stated",
@@ -410,5 +406,4 @@ def worth(name, experiment, out, quick):
         tables=[
             dict(caption=PRINTED, columns=["where", "printed", "computed", "agrees"], rows=printed)
         ],
-        verdicts=exact_verdicts([claim], ""),
     )

@@ -17,7 +17,6 @@ predicts how long both take here.
 
 import dataclasses
 import functools
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -28,7 +27,7 @@ from jfl.kernels import haar
 from jfl import bands, wavelet
 
 from ...harness.baselines import with_chosen
-from ...harness.runner import Experiment, exact_verdicts, looked_at_twice, write_findings
+from ...harness.runner import Experiment, looked_at_twice
 from ...harness.verdicts import Claim, beats, exactly, grows
 from . import claims as privacy
 from . import study as ranaweera2025_study
@@ -321,7 +320,7 @@ def table3(full):
 # --- what is not trained
 
 
-def table2(name, experiment, out, quick):
+def table2(experiment, out, quick):
     """Check the worked example of the transform."""
     a = np.array([4.0, 8, 1, 9, 8, 4, 5, 3])
     h = np.asarray(haar.analysis(jnp.asarray(a)) / jnp.sqrt(haar.leaves(8)))
@@ -338,18 +337,14 @@ def table2(name, experiment, out, quick):
             exactly(np.allclose(back, a, atol=1e-5), f"{back[2]:g}"),
         ),
     ]
-    return write_findings(
-        out,
-        name,
-        experiment.title,
-        exact_verdicts(claims, ""),
-        quick=quick,
+    return dict(
+        claims=claims,
         columns=("coefficient", "value", "weight", "printed"),
         rows=rows,
     )
 
 
-def fig4(name, experiment, out, quick):
+def fig4(experiment, out, quick):
     """Measure the standard deviation of the noise of an entry, over that of isotropic noise."""
     rows, claims, drawn = [], [], {}
     for m in (8, 64, 1024) if quick else (8, 64, 1024, 8192, 2**15):
@@ -384,13 +379,9 @@ def fig4(name, experiment, out, quick):
                 "ours",
             )
         )
-    _densities(Path(out), drawn)
-    return write_findings(
-        out,
-        name,
-        experiment.title,
-        exact_verdicts(claims, experiment.differs),
-        quick=quick,
+    _densities(out, drawn)
+    return dict(
+        claims=claims,
         columns=("m", "std ratio", "exact", "with Lemma 2", "std of the sum", "isotropic"),
         rows=rows,
         note="The sum of all entries has hardly any noise, so it leaks.",
@@ -400,7 +391,6 @@ def fig4(name, experiment, out, quick):
 def _densities(out, drawn):
     from matplotlib.figure import Figure
 
-    out.mkdir(parents=True, exist_ok=True)
     axes = (page := Figure(figsize=(6, 3.5), layout="constrained")).subplots()
     x = np.linspace(-4, 4, 161)
     axes.plot(x, np.exp(-(x**2) / 2) / (2 * np.pi) ** 0.5, "k", label="isotropic")
@@ -411,7 +401,7 @@ def _densities(out, drawn):
     page.savefig(out / "density.png", dpi=120)
 
 
-def audit(name, experiment, out, quick):
+def audit(experiment, out, quick):
     """Audit a vector with equal entries, present or absent.
 
     The observer sees the sum of the release.
@@ -448,18 +438,15 @@ def audit(name, experiment, out, quick):
                 "ours",
             )
         )
-    return write_findings(
-        out,
-        name,
-        f"{experiment.title}: m={m}, σ={sigma:g}, {runs} runs of each",
-        exact_verdicts(claims, experiment.differs),
-        quick=quick,
+    return dict(
+        title=f"{experiment.title}: m={m}, σ={sigma:g}, {runs} runs of each",
+        claims=claims,
         columns=("reading", "ε nominal", "ε at least", "ε true", "d'", "error", "errors"),
         rows=rows,
     )
 
 
-def accounting(name, experiment, out, quick):
+def accounting(experiment, out, quick):
     """Tabulate epsilons of the stated multipliers: one release, and runs of the paper's length."""
     delta, rows = 1e-5, []
     for sigma in theory.SIGMAS:
@@ -505,19 +492,14 @@ def accounting(name, experiment, out, quick):
         "the published mechanism has the epsilon that an accountant gives for σ",
         exactly(not far, seen if far else "in some row it is not"),
     )
-    differs = "delta and the reading of the clip are ours: the paper's are lost"
-    return write_findings(
-        out,
-        name,
-        experiment.title,
-        exact_verdicts([claim], differs),
-        quick=quick,
+    return dict(
+        claims=[claim],
         columns=("setting", "σ", "m", "ε nominal", "ε R1", "ε R2", "ε R4"),
         rows=rows,
     )
 
 
-def hours(name, experiment, out, quick):
+def hours(experiment, out, quick):
     """Predict the hours of the larger sizes here, from the seconds of a local step with the CNN."""
     rows, few = [], len(EXPERIMENTS["sample_mnist"].quick_lines or ())
     for figure_ in list(theory.REPORTED)[: 1 if quick else None]:
@@ -542,26 +524,34 @@ def hours(name, experiment, out, quick):
         f"h of {few} lines, 3 seeds",
         "h of all",
     )
-    return write_findings(out, name, experiment.title, quick=quick, columns=heads, rows=rows)
+    return dict(columns=heads, rows=rows)
 
 
 EXPERIMENTS = {f"{n}{size}": figure(n, size) for size in SIZES for n in theory.REPORTED}
 EXPERIMENTS |= {"table3": table3(False), "table3-full": table3(True)}
-EXPERIMENTS |= {
-    n: Experiment(t, {}, {}, special=f)
-    for n, t, f in (
-        ("table2", "Table 2, the Haar transform of eight numbers", table2),
-        ("fig4", "Figure 4, the noise of an entry", fig4),
-        ("audit_wavelet_leak", "An audit of the published mechanism", audit),
-        ("accounting", "Epsilon, nominal and true", accounting),
-        ("hours", "How long the middle and the full size take on this machine", hours),
-        (
-            "study",
-            "The study at equal proved privacy (study --collect: all that ran)",
-            ranaweera2025_study.special,
-        ),
-    )
-}
+EXPERIMENTS |= dict(
+    table2=Experiment(
+        "Table 2, the Haar transform of eight numbers", {}, {}, special=table2, differs=""
+    ),
+    fig4=Experiment("Figure 4, the noise of an entry", {}, {}, special=fig4),
+    audit_wavelet_leak=Experiment("An audit of the published mechanism", {}, {}, special=audit),
+    accounting=Experiment(
+        "Epsilon, nominal and true",
+        {},
+        {},
+        special=accounting,
+        differs="delta and the reading of the clip are ours: the paper's are lost",
+    ),
+    hours=Experiment(
+        "How long the middle and the full size take on this machine", {}, {}, special=hours
+    ),
+    study=Experiment(
+        "The study at equal proved privacy (study --collect: all that ran)",
+        {},
+        {},
+        special=ranaweera2025_study.special,
+    ),
+)
 EXPERIMENTS = {
     n: dataclasses.replace(e, seeds=tuple(range(NUM_SEEDS.get(n, 5))))
     for n, e in EXPERIMENTS.items()

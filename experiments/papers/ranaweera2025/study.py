@@ -516,11 +516,10 @@ def levels(cells) -> dict:
     return found
 
 
-def special(name, experiment, out, quick):
+def special(experiment, out, quick):
     """Run the groups of the study sequentially; a quick study has one level, three shapes and
     few steps."""
-    out, models, groups = Path(out), MODELS, GROUPS
-    out.mkdir(parents=True, exist_ok=True)
+    models, groups = MODELS, GROUPS
     if quick:
         fields = (("batch", 200), ("rounds", 40))
         models = dict(
@@ -532,7 +531,7 @@ def special(name, experiment, out, quick):
     for group in groups:
         run(group, out / "cells.jsonl", models, groups, seeds=SEEDS[:2] if quick else SEEDS)
     study = collect(out / "cells.jsonl", out, models, groups)
-    return dict(title=experiment.title) | {k: v for k, v in study.items() if k != "rows"}
+    return {k: v for k, v in study.items() if k != "rows"}
 
 
 def main(argv=None):

@@ -23,7 +23,7 @@ from jfl.runs.pictures import PALETTE, new_figure
 
 from ...harness.kept_runs import key as made_by
 from ...harness.pictures import headline, save
-from ...harness.runner import Experiment, judged, write_findings
+from ...harness.runner import Experiment, judged
 from ...harness.verdicts import Claim, Comparison, Evidence, Quantity
 from . import theory
 from .plans import COMMON, SPLITS, VIEWS, build, impact, privacy, scenario
@@ -132,12 +132,11 @@ def block(number, seed, choices, every, quick=False):
     return found
 
 
-def study(name, experiment, out, quick):
+def study(experiment, out, quick):
     """Choose on OTHERS, then run SEEDS; each run is a row of out/cells.jsonl.
 
     A study that was stopped resumes.
     """
-    out.mkdir(parents=True, exist_ok=True)
     store, mine = stored(out / "cells.jsonl"), {}  # mine: of what is kept, what this study asks for
 
     def asked(number, seed, assignment, setting, more):
@@ -158,12 +157,9 @@ def study(name, experiment, out, quick):
         if left:
             found = block(number, seed, list(left.values()), every, quick)
             store.put([record | dict(made=k[-1]) for k, record in zip(left, found, strict=True)])
+            seconds = found[0]["seconds"]
             print(
-                (
-                    f"{name}: scenario {number}, seed {seed}, {len(left)} runs of "
-                    f"{found[0]['seconds']:.2f} s"
-                ),
-                flush=True,
+                f"scenario {number}, seed {seed}, {len(left)} runs of {seconds:.2f} s", flush=True
             )
         mine.update((k, store.records[k]) for k in keys)
 
@@ -183,7 +179,7 @@ def study(name, experiment, out, quick):
                 [(a, s, chosen(mine.values(), number, a, s)) for a, s in pairs],
                 max(1, rounds // 6),
             )
-    return collect(out, list(mine.values()), quick)
+    return collect(out, list(mine.values()))
 
 
 def stored(path) -> ResultStore:
@@ -328,8 +324,8 @@ def compared(one: dict, other: dict):
     return lambda results: Evidence((Comparison(more - less, low=0.0),))
 
 
-def collect(out, cells, quick):
-    """Write results.json and study.png in `out` for the existing cells."""
+def collect(out, cells):
+    """Draw study.png in `out`, and return the findings of the existing cells."""
     rows = summary(cells)
     shown = lambda v: f"{v['mean']:.3f}" + ("" if v["half"] is None else f" ± {v['half']:.3f}")
     console.table(
@@ -385,13 +381,9 @@ def collect(out, cells, quick):
         scenarios={n: scenario(n) for n in IMPACT},
         chosen_on=list(OTHERS),
     )
-    return write_findings(
-        out,
-        "study",
-        "Impact factors at the same proved epsilon",
-        claims(cells),
-        quick=quick,
-        seeds=list(SEEDS),
+    return dict(
+        verdicts=claims(cells),
+        seeds=SEEDS,
         settings=settings,
         experiments=scenarios(rows),
         grid=chosen_on,
