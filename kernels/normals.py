@@ -40,7 +40,7 @@ def normals(key, like, generator: str = "philox"):
     """Draw independent float32 N(0, 1) numbers for a whole pytree.
 
     Args:
-        key: a JAX key of two or four words (threefry2x32, rbg, `philox.PHILOX`).
+        key: a JAX key of two or four words (threefry2x32, rbg).
         like: a pytree of arrays or shapes.
         generator: "philox" derives the noise from the words of the key by Philox4x32-10, whatever
             the type of the key; "key" takes the same number of random words from the key's own
@@ -170,7 +170,7 @@ def leaf(words, shape, first):
     XLA would compute all blocks first and write them to memory.
     """
     position = lax.iota(np.uint32, math.prod(shape))
-    block = philox.draw(words, (position >> np.uint32(1)) + first, philox.NORMALS)
+    block = philox.draw(words, (position >> np.uint32(1)) + first)
     return one_of_pair((position & np.uint32(1)) == np.uint32(1), *block).reshape(shape)
 
 

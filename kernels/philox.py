@@ -1,13 +1,8 @@
-"""Philox4x32-10 as a type of JAX keys.
-
-`jax.random.key(0, impl=PHILOX)` returns a key that works with split, fold_in, jit, vmap and scan.
+"""Philox4x32-10, a random generator in counter mode, for the words of JAX keys.
 
 A key is four words: the cipher's key (k0, k1) and the upper half (h0, h1) of its 128-bit counter.
-A draw from a key encrypts the counters (index, use, h0, h1).  The word `use` differs between random
-words, normals, split and fold_in, so no two uses of a key share a block.  The keys that split and
-fold_in derive from a key are whole blocks, which a cipher never repeats.  Thus split(key)[i] and
-fold_in(key, i) differ for different i, and keys derived from different keys collide only as often
-as random 128-bit numbers.
+A draw from a key encrypts the counters (index, NORMALS, h0, h1).  Blocks of different indices
+differ, because a cipher never repeats a block.
 
 JAX's own key type "philox4x32" is different: its keys have two words, it uses one of a block's four
 words, and its fold_in(key, i) equals split(key)[i].
@@ -23,7 +18,6 @@ References:
 import functools
 
 import jax
-import jax.extend
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -31,8 +25,7 @@ from jax import lax
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 WEYL = (0x9E3779B9, 0xBB67AE85)
 ROUNDS = 10
-# The uses of a key. Never renumber them, because that changes every draw.
-WORDS, NORMALS, SPLIT, FOLD = range(4)
+NORMALS = 1  # the second word of each counter; another number changes every draw
 
 
 def by_64_bits(a, b):
@@ -101,7 +94,7 @@ def block(key, counter, upper=None):
     return tuple(words)
 
 
-def draw(data, index, use: int, upper=None):
+def draw(data, index, upper=None):
     """Return the block at each index for a key with the words `data`, as four UInt32[...].
 
     The first word of the counter is the exclusive or of the index and k0, which differs for
@@ -109,59 +102,8 @@ def draw(data, index, use: int, upper=None):
     XLA would move them out of a loop over keys into memory.
     """
     return block(
-        (data[0], data[1]), (index ^ data[0], jnp.uint32(use), data[2], data[3]), upper=upper
+        (data[0], data[1]), (index ^ data[0], jnp.uint32(NORMALS), data[2], data[3]), upper=upper
     )
-
-
-def _seed(seed):
-    """Return the key of a seed: its 64 bits are k0 and k1; k1 is 0 for a seed of 32 bits."""
-    high = lax.shift_right_logical(seed, lax.convert_element_type(32, seed.dtype))
-    words = [lax.convert_element_type(x, np.uint32) for x in (seed, high)]
-    return jnp.stack([*words, jnp.uint32(0), jnp.uint32(0)])
-
-
-def _split(data, shape):
-    """Return the keys of jax.random.split."""
-    count = int(np.prod(shape, dtype=np.int64))
-    return jnp.stack(draw(data, lax.iota(np.uint32, count), SPLIT), -1).reshape(*shape, 4)
-
-
-def _fold_in(data, number):
-    """Return the key of jax.random.fold_in."""
-    return jnp.stack(draw(data, lax.convert_element_type(number, np.uint32), FOLD))
-
-
-def _random_bits(data, width: int, shape):
-    """Return random bits.
-
-    Word j of a key is word j % 4 of its block j // 4, so a longer draw begins with the shorter one.
-    Numbers of 8 and 16 bits use the lowest bits of one word each; numbers of 64 bits use two words,
-    the lower one first.
-    """
-    size = int(np.prod(shape, dtype=np.int64))
-    count = size * (2 if width == 64 else 1)
-    if count > 2**34:
-        raise ValueError(
-            f"philox: expected at most 2^34 words of one key, but got {count}. Use "
-            "fold_in for more."
-        )
-    blocks = draw(data, lax.iota(np.uint32, -(-count // 4)), WORDS)
-    words = jnp.stack(blocks, -1).reshape(-1)[:count]
-    if width != 64:
-        return lax.convert_element_type(words, np.dtype(f"uint{width}")).reshape(shape)
-    low, high = (lax.convert_element_type(words[i::2], np.uint64) for i in (0, 1))
-    return (low | high << np.uint64(32)).reshape(shape)
-
-
-PHILOX = jax.extend.random.define_prng_impl(
-    key_shape=(4,),
-    seed=_seed,
-    split=_split,
-    random_bits=_random_bits,
-    fold_in=_fold_in,
-    name="jfl-philox4x32",
-    tag="plx",
-)
 
 
 def words(key):
@@ -189,4 +131,4 @@ def blocks(key, index, upper=None):
     Shapes:
         index UInt32[...] -> four UInt32[...].
     """
-    return draw(words(key), index, NORMALS, upper)
+    return draw(words(key), index, upper)

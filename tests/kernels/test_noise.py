@@ -1,4 +1,4 @@
-"""Noise: the cipher against its paper, the key type, and a battery over four million normals.
+"""Noise: the cipher against its paper, words of keys, and a battery over four million normals.
 
 Every statistical check gives a p-value and alarms below 1e-6; there are about twenty, so a sound
 generator alarms for one seed in 50,000 (seeds are fixed), and each check has a generator that it
@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 from jfl.kernels import philox
 from jfl.kernels.normals import as_one_leaf, leaf, leaf_by_leaf, normals, pair
-from jfl.kernels.philox import PHILOX
 from scipy import stats
 
 pytestmark = pytest.mark.accelerator
@@ -69,36 +68,16 @@ def test_known_answers_by_every_product(upper):
     assert np.array_equal(np.stack(got, -1), numpy_block(words[:2], words[2:]))
 
 
-# --- the key type
+# --- words of keys
 
 
 def data(key):
     return np.asarray(jax.random.key_data(key))
 
 
-def test_words_of_a_key_are_the_blocks_of_its_counters():
-    key = jax.random.key(2**31 - 2, impl=PHILOX)
-    assert data(key).tolist() == [2**31 - 2, 0, 0, 0]
-    key = jax.random.fold_in(key, 7)
-    assert data(key).tolist() == numpy_draw([2**31 - 2, 0, 0, 0], 7, philox.FOLD).tolist()
-    want = numpy_draw(data(key), np.arange(25), philox.WORDS).ravel()
-    assert np.array_equal(jax.random.bits(key, (9, 11)), want[:99].reshape(9, 11))
-    assert np.array_equal(jax.random.bits(key, (9,), jnp.uint8), want[:9].astype(np.uint8))
-    with jax.enable_x64(True):
-        long = np.asarray(jax.random.bits(key, (7,), jnp.uint64))
-        assert np.array_equal(long, want[:14:2] + (want[1:14:2].astype(np.uint64) << np.uint64(32)))
-        assert data(jax.random.key(2**40 + 5, impl=PHILOX)).tolist() == [5, 256, 0, 0]
-    children = jax.random.split(key, (2, 3))
-    assert np.array_equal(
-        data(children).reshape(6, 4), numpy_draw(data(key), np.arange(6), philox.SPLIT)
-    )
-
-
-@pytest.mark.by_default("impl0")
-@pytest.mark.parametrize("impl", [PHILOX, "threefry2x32"])
-def test_one_draw_in_every_program(impl):
+def test_one_draw_in_every_program():
     """Eager, jitted, vmapped and scanned draws are the same, bit for bit."""
-    key, shape = jax.random.key(3, impl=impl), jnp.zeros(700)
+    key, shape = jax.random.key(3), jnp.zeros(700)
     address = lambda i: jax.random.fold_in(jax.random.fold_in(key, i), 2 * i + 1)
     plain = [(jax.random.bits(address(i), (33,)), normals(address(i), shape)) for i in range(3)]
     both = lambda i: (jax.random.bits(address(i), (33,)), normals(address(i), shape))
@@ -112,18 +91,6 @@ def test_one_draw_in_every_program(impl):
     assert np.array_equal(data(keys), [data(address(i)) for i in range(3)])
 
 
-def test_no_two_uses_of_a_key_meet():
-    """Words, normals, split and fold_in, at the same index."""
-    key = jax.random.key(5, impl=PHILOX)
-    uses = [
-        data(jax.random.fold_in(key, 5)),
-        data(jax.random.split(key, 6)[5]),
-        np.asarray(jax.random.bits(key, (24,)))[20:],
-        np.stack(philox.blocks(key, jnp.uint32(5))),
-    ]
-    assert len(np.unique(np.concatenate(uses))) == 16
-
-
 def test_a_key_of_another_type_keeps_its_words():
     plain = jax.random.key(9)
     assert philox.words(plain).tolist() == [0, 9, 0x2D6C666A, 0x3279656B]
@@ -131,8 +98,6 @@ def test_a_key_of_another_type_keeps_its_words():
     assert philox.words(four).tolist() == data(four).tolist()
     with pytest.raises(ValueError, match="generator out of"):
         normals(plain, jnp.zeros(3), "threefry")
-    with pytest.raises(ValueError, match="at most 2.34 words"):
-        jax.jit(lambda: jax.random.bits(jax.random.key(0, impl=PHILOX), (2**17, 2**17 + 1))).lower()
     for generator in ("philox", "key"):
         with pytest.raises(ValueError, match="fewer than 2.32"):
             normals(plain, jax.ShapeDtypeStruct((2**16, 2**16), jnp.float32), generator)
@@ -180,7 +145,7 @@ def of_pairs(pairs, shapes):
 def test_normals_of_a_key():
     """Where each normal comes from: leaf, pair, half.  Never renumber: these are part of every
     recorded result."""
-    key, mine = jax.random.key(11), jax.random.key(11, impl=PHILOX)
+    key, mine = jax.random.key(11), jax.random.key(11, impl="rbg")
     like = {
         "a": jnp.zeros((31, 17)),  # 527, an odd number
         "b": jnp.zeros(()),
