@@ -4,15 +4,14 @@ A schedule is a `Fn` of a clock, an integer that may be traced.  For the `lr` of
 is round * steps + step; for that of the server, it is the round.  `every` is the number of ticks of
 the clock that share a value: with every = steps, a client's rate is constant within a round.
 Floats are leaves of the pytree, so a sweep over them is a vmap.  Integers are static, so changing
-one recompiles, except for the breakpoints of `piecewise`.
+one recompiles.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.typing import ArrayLike
 
 from .core import checks
@@ -22,10 +21,8 @@ __all__ = [
     "inverse_sqrt",
     "inverse",
     "exponential",
-    "piecewise",
     "from_optax",
 ]
-LAST = 2**31 - 1  # of the clock
 
 
 @named("schedules.inverse_sqrt")
@@ -101,67 +98,6 @@ def exponential(initial: ArrayLike, decay: ArrayLike, total: int) -> Fn:
         dict(initial=checks.as_scalar(initial), decay=checks.as_scalar(decay)),
         dict(total=total),
     )
-
-
-@named("schedules.piecewise")
-def _piecewise(clock, *, breakpoints, values):
-    return jnp.asarray(values)[
-        jnp.searchsorted(breakpoints, clock, side="right", method="compare_all")
-    ]
-
-
-def piecewise(breakpoints: Sequence[int] | np.ndarray, values: Sequence | jax.Array) -> Fn:
-    """Return a schedule with values[i] from breakpoints[i - 1] to breakpoints[i] - 1.
-
-    The first value begins at 0, and the last value has no end.
-
-    For plan(weights=...), values of shape [C] are impact factors that change with the round
-    (`jfl.sampling.weights.impact`).
-
-    Args:
-        breakpoints: [k], increasing integers, in ticks of the clock: rounds, or local steps for a
-            learning rate of clients.
-        values: k + 1 numbers, or arrays of one shape [...].
-
-    Returns:
-        The schedule, a function of the clock Int[].
-
-    Speed:
-        breakpoints and values are leaves: changing them, or sweeping over them, does not recompile.
-
-    Raises:
-        ValueError: Unless 0 < breakpoints[0] < breakpoints[1] < ..., with k + 1 finite values of
-            one shape.
-
-    References:
-        Talaei and Izadi, 2024: two groups exchange their impact factors p^(t) after round 10.
-
-    Example:
-        >>> rate = piecewise([10, 20], [0.3, 0.2, 0.1])
-        >>> [round(float(rate(t)), 4) for t in (0, 9, 10, 19, 20, 500)]
-        [0.3, 0.3, 0.2, 0.2, 0.1, 0.1]
-    """
-    where = "schedules.piecewise"
-    marks = checks.as_array(where, "breakpoints", breakpoints)
-    whole = marks.dtype.kind in "iu" or not marks.size
-    if marks.ndim != 1 or not whole or np.any(np.diff(marks, prepend=0, append=LAST + 1) <= 0):
-        checks.fail(
-            where,
-            f"breakpoints, a rising list of integers from 1 to {LAST}",
-            checks.short_repr(breakpoints),
-        )
-    has_length = hasattr(values, "__len__") and getattr(values, "ndim", 1)  # not a 0-d array
-    if not has_length or len(values) != len(marks) + 1:
-        checks.fail(where, f"{len(marks) + 1} values", checks.short_repr(values))
-    if checks.is_concrete(values):
-        given = checks.as_array(where, "values of one shape", values)
-        with np.errstate(over="ignore"):
-            held: Any = given.astype(np.float32) if given.dtype.kind in "iuf" else np.array(np.nan)
-        if not np.isfinite(held).all():
-            checks.fail(where, "finite values (as float32)", checks.short_repr(given))
-    else:
-        held = jnp.stack(list(values)).astype(jnp.float32)
-    return Fn(_piecewise, dict(breakpoints=marks.astype(np.int32), values=held))
 
 
 @named("schedules.ready")

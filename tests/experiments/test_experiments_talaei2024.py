@@ -5,6 +5,7 @@ import dataclasses
 import json
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -18,7 +19,6 @@ from experiments.papers.talaei2024 import figures as talaei2024
 from experiments.papers.talaei2024 import plans as talaei2024_plans
 from experiments.papers.talaei2024 import study as talaei2024_study
 from experiments.papers.talaei2024 import theory
-from jfl import schedules
 from jfl.runs import build
 from jfl.runs.config import Config
 from jfl.sampling.weights import impact
@@ -107,7 +107,7 @@ def test_a_run_goes_on_where_the_quality_is_swapped(monkeypatch):
         first.task,
         first.algorithm,
         first.sampler,
-        weights=schedules.piecewise([2], turned),
+        weights=lambda t: jnp.where(t < 2, *turned),
     )
     found = losses(*parts)
     assert len(found) == 4

@@ -14,7 +14,6 @@ from jfl.algorithms import padpfl
 from jfl.privacy.accountants import events, tightest
 from jfl.runs import build
 from jfl.runs.config import Config
-from jfl.schedules import piecewise
 
 C, DELTA = 4, 1e-5
 THIRD = dict(unit="client", view="third_party")
@@ -95,7 +94,8 @@ def test_the_sum_has_the_noise_of_all_clients(p, z_upload, z_release):
 
 @pytest.mark.parametrize("z_release", [None, 3.0])
 def test_weights_that_change_over_rounds(z_release):
-    moving = piecewise([3], [[1.0, 2, 3, 4], [4.0, 1, 1, 0]])
+    before, after = jnp.array([[1.0, 2, 3, 4], [4.0, 1, 1, 0]])
+    moving = lambda t: jnp.where(t < 3, before, after)
     plan = make_plan(5.0, z_release, moving)
     of = lambda p: shifts(p, 5.0, z_release or 0.0)
     rounds = np.stack([of(RISING)] * 3 + [of([4 / 6, 1 / 6, 1 / 6, 0])] * 2)

@@ -1,4 +1,4 @@
-"""Schedules by pieces and impact factors, compared with plain Python."""
+"""Impact factors, and weights that change over rounds, compared with plain Python."""
 
 import math
 
@@ -9,50 +9,7 @@ import pytest
 from helpers.problems import CLIENTS, close, design_matrices, flat, start_params
 
 import jfl
-from jfl import schedules
-from jfl.core.records import Fn
 from jfl.sampling.weights import impact
-
-
-def test_piecewise_is_the_plain_function_and_traces_once():
-    traced = []
-
-    @jax.jit
-    def run(schedule, clock):
-        traced.append(1)
-        return Fn.__call__(schedule, clock)
-
-    clock = jnp.arange(32)
-    for shape in ((), (3,)):
-        for breakpoints in ([2, 5], [1, 30]):
-            values = np.random.default_rng(breakpoints[0]).normal(size=(3, *shape))
-            values = values.astype(np.float32)
-            found = run(schedules.piecewise(breakpoints, list(values)), clock)
-            pieces = [sum(t >= at for at in breakpoints) for t in range(32)]
-            np.testing.assert_array_equal(found, values[pieces])
-    assert len(traced) == 2  # one for each shape
-    made = lambda v, t: schedules.piecewise([3], [v, 2 * v])(t)
-    at_once = jax.jit(jax.vmap(made, (0, None)))
-    assert at_once(jnp.array([1.0, 2.0]), 3).tolist() == [2.0, 4.0]
-    assert float(jax.jit(jax.grad(made))(1.0, 3)) == 2.0
-
-
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        (([0], [1, 2]), "a rising list"),
-        (([3, 3], [1, 2, 3]), "a rising list"),
-        (([1.5], [1, 2]), "a rising list"),
-        (([2**31], [1, 2]), "to 2147483647"),
-        (([3], 1.0), "2 values"),
-        (([3], [1, 2, 3]), "2 values"),
-        (([3], [1, [1, 2]]), "values of one shape"),
-        (([3], [1, 1e39]), "finite values"),
-    ],
-)
-def test_piecewise_refuses(arguments, message):
-    with pytest.raises(ValueError, match="schedules.piecewise: expected .*" + message):
-        schedules.piecewise(*arguments)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +42,7 @@ def test_weights_that_change_in_a_plan(fed, task):
     algorithm = jfl.algorithms.fedsgd(jfl.grad(task.loss), batch=jfl.batches.full())
 
     def run(rounds, *values, **options):
-        weights, sampler = schedules.piecewise([1], values), jfl.sampling.full(CLIENTS)
+        weights, sampler = lambda t: jnp.where(t < 1, *values), jfl.sampling.full(CLIENTS)
         plan = jfl.plan(fed, task, algorithm, sampler, weights=weights)
         return jfl.simulate(jax.random.key(3), plan, rounds, evaluate_every=2, **options)
 
