@@ -352,16 +352,22 @@ def judged(experiment: Experiment, results: dict, unread=()) -> list[dict]:
     ]
 
 
-def looked_at_twice(experiments: dict, numbers: dict) -> dict:
-    """Return experiments, some with a second number of seeds and half the probability of an error.
+def with_seeds(experiments: dict, first: dict, second: dict) -> dict:
+    """Return experiments, some with another number of seeds.
 
     Args:
         experiments: name -> Experiment.
-        numbers: name -> the second number, fixed after the verdicts with the first.
+        first: name -> a number that was fixed before the runs.
+        second: name -> a number that was fixed after the verdicts with the first. Such experiments
+            are judged at half the probability of an error.
     """
+    once = {name: dict(seeds=tuple(range(count))) for name, count in first.items()}
+    twice = {
+        name: dict(seeds=tuple(range(count)), wrong=WRONG / 2) for name, count in second.items()
+    }
     return experiments | {
-        name: dataclasses.replace(experiments[name], seeds=tuple(range(count)), wrong=WRONG / 2)
-        for name, count in numbers.items()
+        name: dataclasses.replace(experiments[name], **changed)
+        for name, changed in (once | twice).items()
     }
 
 

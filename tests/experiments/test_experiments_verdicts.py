@@ -110,7 +110,7 @@ def test_a_second_number_of_seeds_is_judged_at_half_the_level():
     p = stats.ttest_1samp(lines["a"].accuracy, 0.5, alternative="greater").pvalue
     assert 0.025 < p < 0.05
     once = Experiment("", {}, {}, (Claim("", verdicts.beats([("a", "b")])),), differs="ours")
-    twice = runner.looked_at_twice(dict(figure=once, other=once), dict(figure=3))
+    twice = runner.with_seeds(dict(figure=once, other=once), {}, dict(figure=3))
     found = {name: runner.judged(e, lines)[0]["verdict"] for name, e in twice.items()}
     assert found == dict(figure=UNDECIDED, other=HOLDS)
     assert twice["figure"].seeds == (0, 1, 2)

@@ -11,7 +11,7 @@ import math
 import numpy as np
 
 from ...harness.baselines import RATES, SERVER_FACTORS, with_chosen
-from ...harness.runner import Experiment, looked_at_twice
+from ...harness.runner import Experiment, with_seeds
 from ...harness.verdicts import (
     OURS,
     Claim,
@@ -613,11 +613,7 @@ EXPERIMENTS = {
     for n, e in EXPERIMENTS.items()
 }
 
-EXPERIMENTS |= {
-    n: dataclasses.replace(EXPERIMENTS[n], seeds=tuple(range(count)))
-    for n, count in NUM_SEEDS.items()
-}
-EXPERIMENTS = looked_at_twice(EXPERIMENTS, SECOND_NUM_SEEDS)
+EXPERIMENTS = with_seeds(EXPERIMENTS, NUM_SEEDS, SECOND_NUM_SEEDS)
 
 PRINTED_RATES = EXPERIMENTS  # before any rates were chosen
 EXPERIMENTS = with_chosen("chen2024", PRINTED_RATES)

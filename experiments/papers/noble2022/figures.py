@@ -15,7 +15,7 @@ from jfl.runs import build
 
 from ...harness.baselines import RATES, around, with_chosen
 from ...harness.programs import CURVE, Plans
-from ...harness.runner import Claim, Experiment, looked_at_twice
+from ...harness.runner import Claim, Experiment, with_seeds
 from ...harness.verdicts import (
     about,
     all_of,
@@ -901,11 +901,7 @@ EXPERIMENTS = dict(
     ),
 )
 
-EXPERIMENTS |= {
-    n: dataclasses.replace(EXPERIMENTS[n], seeds=tuple(range(count)))
-    for n, count in NUM_SEEDS.items()
-}
-EXPERIMENTS = looked_at_twice(EXPERIMENTS, SECOND_NUM_SEEDS)
+EXPERIMENTS = with_seeds(EXPERIMENTS, NUM_SEEDS, SECOND_NUM_SEEDS)
 
 EXPERIMENTS["lemmas"] = dataclasses.replace(
     EXPERIMENTS["bounds"],

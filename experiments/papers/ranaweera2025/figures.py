@@ -15,7 +15,6 @@ they have the CNN, one local epoch and 15 rounds; with "-full" the numbers of th
 predicts how long both take here.
 """
 
-import dataclasses
 import functools
 from typing import Any
 
@@ -27,7 +26,7 @@ from jfl.kernels import haar
 from jfl import bands, wavelet
 
 from ...harness.baselines import with_chosen
-from ...harness.runner import Experiment, looked_at_twice
+from ...harness.runner import Experiment, with_seeds
 from ...harness.verdicts import Claim, beats, exactly, grows
 from . import claims as privacy
 from . import study as ranaweera2025_study
@@ -552,11 +551,7 @@ EXPERIMENTS |= dict(
         special=ranaweera2025_study.special,
     ),
 )
-EXPERIMENTS = {
-    n: dataclasses.replace(e, seeds=tuple(range(NUM_SEEDS.get(n, 5))))
-    for n, e in EXPERIMENTS.items()
-}
-EXPERIMENTS = looked_at_twice(EXPERIMENTS, SECOND_NUM_SEEDS)
+EXPERIMENTS = with_seeds(EXPERIMENTS, NUM_SEEDS, SECOND_NUM_SEEDS)
 
 EXPERIMENTS["bounds"] = Experiment(
     "Adult, softmax regression with l2: Theorem 3 compared with measured runs",

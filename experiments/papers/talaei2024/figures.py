@@ -10,7 +10,7 @@ server. Lines "third" have the noise that is enough if only models leave the ser
 
 import numpy as np
 
-from ...harness.runner import Experiment, looked_at_twice
+from ...harness.runner import Experiment, with_seeds
 from ...harness.verdicts import Claim, beats, exactly
 from . import claims as paper
 from . import theory
@@ -82,7 +82,6 @@ def figure(name) -> Experiment:
         lines,
         tuple(claims),
         QUICK,
-        tuple(range(NUM_SEEDS.get(name, 5))),
         columns=budgets,
         quick_lines=tuple(few),
         differs=OPEN,
@@ -176,7 +175,7 @@ def argmin(experiment, out, quick):
 
 
 EXPERIMENTS = {name: figure(name) for name in theory.FIGURES}
-EXPERIMENTS = looked_at_twice(EXPERIMENTS, SECOND_NUM_SEEDS)
+EXPERIMENTS = with_seeds(EXPERIMENTS, NUM_SEEDS, SECOND_NUM_SEEDS)
 EXPERIMENTS |= dict(
     noise=Experiment("noise, printed and sound", {}, {}, special=noise),
     # Counterexamples have no settings.
