@@ -18,12 +18,6 @@ from ..verify import check as verify
 from ..verify.check import PUBLIC_CONSTANTS
 from .accountants import events, truncation
 from .accountants.rdp_events import EXACT, Overflow, bounds, check_delta
-from .accountants.rdp_events import curve as curve
-from .accountants.tightest import delta as delta
-from .accountants.tightest import epsilon as epsilon
-from .accountants.tightest import solve_noise as solve_noise
-from .accountants.tightest import solve_rate as solve_rate
-from .accountants.tightest import solve_rounds as solve_rounds
 from .accountants.tightest import tightest
 from .ledger import entries as ledger
 from .ledger import segments

@@ -27,7 +27,7 @@ import jfl
 from jfl import sampling
 from jfl.core import records
 from jfl.privacy import guarantees
-from jfl.privacy.accountants import events, rdp, rdp_events
+from jfl.privacy.accountants import events, rdp, rdp_events, tightest
 from jfl.privacy.ledger import caveats, entries, facts
 from jfl.privacy.ledger.entry import worst_columns
 from jfl.privacy.mechanisms.chain import chain
@@ -563,7 +563,7 @@ def test_what_does_not_carry_over(plan, cohort, clients, words):
 
 
 def test_solved_noise_is_safe_and_tight():
-    z = guarantees.solve_noise(lambda z: poisson(0.02, z, 500), 1.0, DELTA)
+    z = tightest.solve_noise(lambda z: poisson(0.02, z, 500), 1.0, DELTA)
     assert z == float(np.float32(z))
     assert 1.0 * (1 - 1e-3) <= best(poisson(0.02, z, 500)) <= 1.0
     assert best(poisson(0.02, z * (1 - 1e-3), 500)) > 1.0
@@ -573,16 +573,16 @@ def test_solved_noise_is_safe_and_tight():
 def test_rounds_for_an_epsilon():
     """More than quick bounds allow, and no more than the smallest does."""
     event = events.poisson(0.01, events.gaussian(1.0))
-    times = guarantees.solve_rounds(event, 2.0, DELTA)
+    times = tightest.solve_rounds(event, 2.0, DELTA)
     assert best(events.repeat(event, times)) <= 2.0 < best(events.repeat(event, times + 1))
     assert eps(events.repeat(event, times)) > 2.0
 
 
 def test_other_unknowns(renyi, few_orders):
-    assert guarantees.solve_rounds(events.gaussian(0.1), 1.0, DELTA) == 0
-    rate = guarantees.solve_rate(lambda q: poisson(q, 1.0, 500), 2.0, DELTA)
+    assert tightest.solve_rounds(events.gaussian(0.1), 1.0, DELTA) == 0
+    rate = tightest.solve_rate(lambda q: poisson(q, 1.0, 500), 2.0, DELTA)
     assert rate == np.float32(rate) and 2.0 * (1 - 1e-3) <= best(poisson(rate, 1.0, 500)) <= 2.0
-    assert guarantees.solve_rate(lambda q: poisson(q, 100.0, 5), 2.0, DELTA) == 1.0
+    assert tightest.solve_rate(lambda q: poisson(q, 100.0, 5), 2.0, DELTA) == 1.0
     plan = make(NOISY(5.0))
     most = jfl.calibrate(plan, epsilon=2.0, over="rounds")
     at = lambda rounds: guarantees.guarantee(plan, rounds).epsilon
@@ -624,8 +624,8 @@ OTHER = (records.Release(ADDED, batches.poisson(8.0), 1),)
         (lambda: eps(events.compose(poisson(0.5, 1), with_replacement(3, 10, 1))), "one adjacency"),
         (lambda: eps(events.poisson(0.5, poisson(0.5, 1))), "sample of a sample"),
         (lambda: eps(ONE, 0.0), r"delta in \(0, 1\)"),
-        (lambda: guarantees.solve_noise(events.gaussian, float("nan"), DELTA), "epsilon > 0"),
-        (lambda: guarantees.solve_noise(lambda z: plain(z, 10**9), 1e-4, 1e-12), "can reach"),
+        (lambda: tightest.solve_noise(events.gaussian, float("nan"), DELTA), "epsilon > 0"),
+        (lambda: tightest.solve_noise(lambda z: plain(z, 10**9), 1e-4, 1e-12), "can reach"),
         (lambda: jfl.calibrate(make(), epsilon=1.0, rounds=5), "noise stage"),
     ],
 )
