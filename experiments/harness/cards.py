@@ -192,12 +192,10 @@ def first_sentence(text: str) -> str:
 
 
 def tests_of(name: str) -> list[str]:
-    """Return the test files that name an algorithm."""
-    folders = (ROOT / "tests" / "algorithms", ROOT / "tests" / "papers")
-    files = [path for folder in folders for path in sorted(folder.glob("test_*.py"))]
+    """Return the files of tests/algorithms that name an algorithm."""
     return [
         path.relative_to(ROOT).as_posix()
-        for path in files
+        for path in sorted((ROOT / "tests" / "algorithms").glob("test_*.py"))
         if re.search(rf"\b{name}\b", path.read_text())
     ]
 

@@ -323,7 +323,7 @@ def _compared(where: str, value: str, lines: dict, own: str, other: str) -> Prin
     unit = " points" if other else " %"
     if any(name not in lines or lines[name].failed for name in filter(None, (own, other))):
         return Printed(where, value + unit, "–", "–", NOT_RUN)
-    of = verdicts.difference(lines, own, other) if other else verdicts.accuracy(lines[own])
+    of = verdicts.difference(lines, own, other) if other else verdicts.end(lines[own])
     once = dataclasses.replace(of, error2=of.error2 * (of.freedom + 2))  # of one further run
     low, high = (100 * end for end in once.interval(verdicts.WRONG))
     sign = "+" if other else ""

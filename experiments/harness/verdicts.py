@@ -319,9 +319,8 @@ def mean_and_half(mean: float, half: float) -> str:
 def untuned(baselines: dict, results: dict) -> list[str]:
     """Return the lines without privacy that end below a private one by more than their interval.
 
-    Such a line was not tuned, and does not show the cost of privacy. Each interval is a separate 95
-    %
-    one: a needless mark costs a grid, and a missing one flatters the private line.
+    Such a line was not tuned, and does not show the cost of privacy. Each pair has an interval
+    of its own, of 95 %: a needless mark costs a grid, and a missing one flatters the private line.
 
     Args:
         baselines: line without privacy -> private lines that it should not lose to.
@@ -355,17 +354,12 @@ def far_below(reached: dict, results: dict) -> list[str]:
     def gap(line):
         seeds = tuple((int(seed), DRAW_PER_SEED) for seed in reached[line])
         best = Quantity.of(list(reached[line].values()), seeds)
-        return accuracy(results[line]) - best + FAR
+        return end(results[line]) - best + FAR
 
     return [line for line in lines if gap(line).interval(WRONG)[1] < 0]
 
 
 # --- quantities of lines
-
-
-def accuracy(line) -> Quantity:
-    """Return the final accuracy of a line."""
-    return end(line)
 
 
 def end(line, key: str | None = None) -> Quantity:
