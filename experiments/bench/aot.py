@@ -12,7 +12,6 @@ in a loop counts once, so with several devices a round and an evaluation send on
 instructions on 64 bits before the compiler rewrites them.  `cpu` compiles for this machine.
 """
 
-import argparse
 import collections
 import contextlib
 import dataclasses
@@ -37,6 +36,8 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 import jfl
 from jfl.engine import sharding
 from jfl.engine.simulate import scan_from
+
+from . import timing
 
 sys.path.insert(0, str(Path(__file__).parent / "peers"))
 
@@ -256,9 +257,7 @@ def workload_plan(workload: str, mode: str, algorithm: str, numbers: dict) -> jf
 
 
 def main(arguments=None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = timing.parser(__doc__)
     several: Any = dict(nargs="+", metavar="NAME")
     parser.add_argument("--target", default=["h200", "v5e"], choices=list(TARGETS), **several)
     parser.add_argument("--workload", default=["W1"], choices=list(WORKLOADS), **several)

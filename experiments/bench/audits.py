@@ -12,7 +12,6 @@ The first of these audits trainings on digits, by the observer; the second inser
 into one run.
 """
 
-import argparse
 import time
 from pathlib import Path
 
@@ -175,9 +174,7 @@ def one_run():
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = timing.parser(__doc__)
     parser.add_argument("--trials", type=int, default=200_000)
     parser.add_argument("--trainings", action="store_true")
     parser.add_argument("--one-run", action="store_true")

@@ -20,7 +20,6 @@ of rounds between them.  Rows are stored as they come, and a row replaces an old
 name.
 """
 
-import argparse
 import concurrent.futures
 import dataclasses
 import json
@@ -337,9 +336,7 @@ def measure(job: Job, cache: Path | None, tiny: bool) -> dict:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = timing.parser(__doc__)
     parser.add_argument("--only", nargs="+", metavar="WORKLOAD", help="default: all")
     parser.add_argument("--modes", nargs="+", metavar="MODE", help="default: all")
     parser.add_argument("--minutes", type=float, default=10.0, help="no row starts after these")

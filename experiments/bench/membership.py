@@ -7,7 +7,6 @@ noise, it is in each step.  A row of the result has one attack at one false-posi
 seconds of the audit, by the clock and of all processors, with compilation.
 """
 
-import argparse
 import time
 from pathlib import Path
 
@@ -36,9 +35,7 @@ def training(noise):
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = timing.parser(__doc__)
     parser.add_argument("--shadows", type=int, default=1024)
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()

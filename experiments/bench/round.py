@@ -306,9 +306,7 @@ def jobs(args, folder):
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = timing.parser(__doc__)
     known = [*workloads.WORKLOADS, "W4", "W6", "scaling"]
     parser.add_argument("--out", type=pathlib.Path, default=timing.RESULTS / "round.json")
     parser.add_argument(

@@ -166,9 +166,7 @@ def child(*args, devices=None):
 
 
 def main():
-    flags = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    flags = timing.parser(__doc__)
     flags.add_argument("--out", type=Path, default=timing.RESULTS / "scale.json")
     flags.add_argument("--clients", type=int, nargs="*", default=CLIENTS)
     flags.add_argument("--rounds", type=int, default=30)

@@ -19,6 +19,13 @@ ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "experiments" / "results"
 
 
+def parser(about: str | None) -> argparse.ArgumentParser:
+    """Return a parser of a command line, whose help is shown with its line breaks."""
+    return argparse.ArgumentParser(
+        description=about, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+
+
 def arguments(
     about: str | None, out: Path | None, repeats: int, *switches: str
 ) -> argparse.Namespace:
@@ -30,14 +37,12 @@ def arguments(
         repeats: the default number of timed turns.
         switches: further options without a value, such as "--large".
     """
-    parser = argparse.ArgumentParser(
-        description=about, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--repeats", type=int, default=repeats)
-    parser.add_argument("--out", type=Path, default=out)
+    flags = parser(about)
+    flags.add_argument("--repeats", type=int, default=repeats)
+    flags.add_argument("--out", type=Path, default=out)
     for name in switches:
-        parser.add_argument(name, action="store_true")
-    return parser.parse_args()
+        flags.add_argument(name, action="store_true")
+    return flags.parse_args()
 
 
 def alternate(runs: dict, repeats: int) -> dict:
