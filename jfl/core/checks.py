@@ -153,7 +153,10 @@ def require_seed(where: str, **values: Any) -> None:
 
 
 def as_scalar(value: ArrayLike) -> jax.Array | np.ndarray:
-    """Convert a number to a float32 NumPy scalar; JAX arrays stay unchanged."""
+    """Convert a number to a float32 NumPy scalar, and a JAX array to float32 or wider.
+
+    In half precision, products such as the standard deviation of noise would be rounded.
+    """
     if np.ndim(value):
         fail(
             "hyperparameter",
@@ -162,7 +165,7 @@ def as_scalar(value: ArrayLike) -> jax.Array | np.ndarray:
             "For several values use jfl.sweep, or jax.vmap.",
         )
     if isinstance(value, (jax.Array, jax.core.Tracer)):
-        return value
+        return value.astype(jnp.promote_types(value.dtype, jnp.float32))
     return np.asarray(value, np.float32)
 
 

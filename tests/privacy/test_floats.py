@@ -35,6 +35,21 @@ CLIPS = dict(
 ONE_ROUND = importlib.import_module("jfl.engine.round")
 
 
+# --- numbers of a chain in few bits
+
+
+@pytest.mark.parametrize(
+    "bound, z", [(jnp.float16(1e-6), jnp.float16(1.3)), (jnp.float16(6e-8), jnp.float16(1.4))]
+)
+def test_noise_does_not_depend_on_the_type_of_a_number(bound, z):
+    """The product of both was rounded to float16, to 71 % of itself for the second pair."""
+    noise = []
+    for bound_, z_ in ((bound, z), (float(bound), float(z))):
+        m = chain(clip_l2(bound_), total(), gaussian(z_), adjacency="add_remove")
+        noise.append(mech.release(m, KEY, (), jnp.zeros((1, 8)), jnp.ones(1))[0])
+    assert np.array_equal(*noise)
+
+
 # --- half precision: the sum before the noise
 
 
