@@ -41,7 +41,9 @@ def _init(params, *, step, staleness):
 def _client(context, keys, server, client_state, rows, *, work, staleness):
     # Ages do not depend on the seed of the run: they are the same for all seeds, rows and settings.
     key = jax.random.fold_in(as_kernel_key(key_of(AGE_SEED)), context.round)
-    age = jax.random.randint(jax.random.fold_in(key, context.client), (), 0, staleness + 1)
+    age = jax.random.randint(
+        jax.random.fold_in(key, context.client), (), 0, staleness + 1, jnp.int32
+    )
     start = pytrees.map(lambda x: x[age], server.past)
     diff, diagnostics = train_difference(work, context, keys, start, rows)
     discount = 1 / jnp.sqrt(1.0 + age)

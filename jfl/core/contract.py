@@ -52,7 +52,7 @@ def client_results(name: str, results: Any, client_state: Tree) -> tuple[Tree, T
             "Return jfl.Diagnostics(loss, clipped, overflow), with 0 for what you do not measure.",
             error=ContractError,
         )
-    return payload, new_state, diagnostics
+    return payload, new_state, diagnostics.in_32_bits()
 
 
 def server_state(name: str, new: Tree, old: Tree) -> Tree:

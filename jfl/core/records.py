@@ -437,6 +437,14 @@ class Diagnostics(NamedTuple):
     overflow: Array  # number of rows that were drawn, but found no slot in their batch
     nonfinite: Array | int = 0  # number of rows whose gradient was not finite, and counted as zero
 
+    def in_32_bits(self) -> "Diagnostics":
+        """Return the same numbers as float32 and int32, in which loops add them up.
+
+        With JAX_ENABLE_X64, sums of integers and means over float64 parameters have 64 bits.
+        """
+        dtypes = (jnp.float32, jnp.float32, jnp.int32, jnp.int32)
+        return Diagnostics(*map(jnp.asarray, self, dtypes))
+
 
 @record
 class Release:

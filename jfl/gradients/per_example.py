@@ -67,7 +67,7 @@ class Grad:
         gradient, diagnostics = compute(self, key, params, batch, ctx)
         if self.l2 is not None:
             gradient = pytrees.axpy(self.l2, params, gradient)
-        return gradient, diagnostics
+        return gradient, diagnostics.in_32_bits()
 
     def hyperparameters(self) -> dict[str, Any]:
         """Return the settings of the gradient by name, for printing."""

@@ -119,7 +119,8 @@ def without_replacement(batch: int, short: str = "error") -> Batches:
 
 @named("batches.with_replacement")
 def _draw_with(key, step, size, n, *, batch):
-    slots = jax.random.randint(jax.random.fold_in(key, step), (batch,), 0, jnp.maximum(size, 1))
+    key = jax.random.fold_in(key, step)
+    slots = jax.random.randint(key, (batch,), 0, jnp.maximum(size, 1), jnp.int32)
     return slots, jnp.broadcast_to(size > 0, (batch,)), _no_overflow()
 
 

@@ -189,7 +189,7 @@ def _draw_with(key, *, edges, clients, cohort, independent):
     if edges is not None:
         drawn = jnp.searchsorted(edges, jax.random.bits(key, (cohort,), jnp.uint32), side="right")
     elif clients < MIN_SPARSE_CLIENTS:
-        drawn = jax.random.randint(key, (cohort,), 0, clients)
+        drawn = jax.random.randint(key, (cohort,), 0, clients, jnp.int32)
     else:  # for many clients, the remainders that randint uses are not uniform enough
         words = jax.random.bits(key, (NUM_TRIES, cohort), jnp.uint32)
         multiple = 2**32 // clients * clients

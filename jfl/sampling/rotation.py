@@ -33,7 +33,9 @@ def _block_shifts(key, clients, separation):
     consecutive numbers are spread over the groups.
     """
     blocks = -(-clients // separation)
-    return jax.random.randint(jax.random.fold_in(key, GROUP_KEY), (blocks,), 0, separation)
+    return jax.random.randint(
+        jax.random.fold_in(key, GROUP_KEY), (blocks,), 0, separation, jnp.int32
+    )
 
 
 @named("sampling.min_separation")

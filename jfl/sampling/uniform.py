@@ -53,8 +53,9 @@ def subset(key: jax.Array, size: jax.Array | int, count: int, max_size: int) -> 
     """
     if count > MAX_FLOYD_SIZE:
         return first_distinct(key, size, count, max_size)
-    top = size - count + jnp.arange(count)  # the i-th draw is from 0..top[i]
-    draws = jax.random.randint(key, (count,), 0, jnp.maximum(top, 0) + 1)
+    # The i-th draw is from 0..top[i].
+    top = (size - count + jnp.arange(count)).astype(jnp.int32)
+    draws = jax.random.randint(key, (count,), 0, jnp.maximum(top, 0) + 1, jnp.int32)
     resolve = _resolve_in_loop if jax.default_backend() == "cpu" else _resolve_at_once
     return resolve(draws, top)
 

@@ -50,6 +50,23 @@ def test_noise_does_not_depend_on_the_type_of_a_number(bound, z):
     assert np.array_equal(*noise)
 
 
+@pytest.mark.parametrize("name", ["fedavg", "pfedme", "qfedavg"])
+def test_parameters_of_float64_are_trained_like_those_of_float32(fed, name):
+    """With JAX_ENABLE_X64, rounds failed: the loss and the counts of a client had 64 bits."""
+    clip = chain(clip_l2(5.0), total(), divide(3.0))
+    grad = jfl.private_grad(squared, clip) if name == "fedavg" else jfl.grad(squared)
+    trained = {}
+    for bits in (32, 64):
+        with jax.enable_x64(bits == 64):
+            typed = functools.partial(jnp.asarray, dtype=f"float{bits}")
+            start = jax.tree.map(typed, start_params())
+            algorithm = make_algorithm(name, grad, batch=jfl.batches.full())
+            plan = jfl.plan(fed, jfl.task(start, squared), algorithm, jfl.sampling.full(CLIENTS))
+            trained[bits] = jfl.simulate(KEY, plan, 2).params
+            assert {x.dtype for x in jax.tree.leaves(trained[bits])} == {np.dtype(f"float{bits}")}
+    np.testing.assert_allclose(flat(trained[32]), flat(trained[64]), rtol=1e-5, atol=1e-6)
+
+
 # --- half precision: the sum before the noise
 
 

@@ -267,6 +267,10 @@ DRAWS = dict(
     weights=lambda key: sampling.with_replacement(4, 3, weights=SHARE).draw(key).ids,
     poisson=lambda key: sampling.poisson(50, 0.3).draw(key).ids,
     rows=lambda key: jnp.where(*batches.poisson(3.0).draw(key, 1, 30, 40)[1::-1], 40),
+    uniform=lambda key: sampling.with_replacement(20, 6).draw(key).ids,
+    groups=lambda key: sampling.min_separation(20, 4, 3).draw(key, 1).ids,
+    subset=lambda key: batches.without_replacement(5).draw(key, 1, 30, 40)[0],
+    repeated=lambda key: batches.with_replacement(5).draw(key, 1, 30, 40)[0],
     few=lambda key: sampling.without_replacement(40_000, 100).draw(key).ids,
     few_weights=lambda key: sampling.with_replacement(40_000, 100).draw(key).ids,
     few_poisson=lambda key: sampling.poisson(40_000, 0.01).draw(key).ids,
@@ -275,7 +279,7 @@ DRAWS = dict(
 
 
 @pytest.mark.by_default("small")
-@pytest.mark.parametrize("names", [list(DRAWS)[:3], list(DRAWS)[3:]], ids=["small", "large"])
+@pytest.mark.parametrize("names", [list(DRAWS)[:7], list(DRAWS)[7:]], ids=["small", "large"])
 def test_draws_are_the_same_in_64_bits(names):
     """Words stay words of 32 bits where JAX is told to take 64: an edge or a rate would mean
     something else."""
