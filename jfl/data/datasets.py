@@ -88,16 +88,19 @@ def arrays(
         (7, 3)
     """
     where = f"datasets.arrays({name!r})"
+    if owners is not None:
+        owners = checks.as_array(where, "owners", owners)
+        _require_cells(where, "an owner of every row", owners)
     if (x_test is None) != (y_test is None):
         checks.fail(where, "both x_test and y_test, or none of them", "one of them")
     if x_test is not None and y_test is not None:
         data = make_dataset(where, x, y, x_test, y_test, classes, name)
-        return data if owners is None else data._replace(owners=np.asarray(owners))
+        return data if owners is None else data._replace(owners=owners)
     checks.require_fraction(where, single=True, test_fraction=test_fraction)
     checks.require_seed(where, seed=seed)
     x, y = (checks.as_array(where, *named, ONE_ARRAY) for named in (("x", x), ("y", y)))
     count = len(x) if x.ndim else 0
-    who = np.zeros(count) if owners is None else np.asarray(owners)
+    who = np.zeros(count) if owners is None else owners
     if not (y.shape[:1] == who.shape == (count,)):
         shapes = f"shapes {[*x.shape]}, {[*y.shape]} and {[*who.shape]}"
         checks.fail(where, "one label and one owner per row of x", shapes)
@@ -146,7 +149,7 @@ def frame(
     if features is None:
         features = [name for name in getattr(data, "columns", data) if name not in (label, owner)]
     x, y = _matrix(where, data, features), np.asarray(data[label])
-    owners = None if owner is None else np.asarray(data[owner]).astype(str)
+    owners = None if owner is None else _names_of_owners(where, np.asarray(data[owner]))
     rows = (x, y) if test is None else (x, y, _matrix(where, test, features), test[label])
     more: Any = dict(owners=owners, test_fraction=test_fraction, seed=seed)
     return arrays(*rows, classes=classes, name="frame", **more)
@@ -193,11 +196,7 @@ def file(
         checks.fail(where, f"a column of owners in {data}", actual, hint)
     name = label if is_table else "y"
     if _are_words(columns[name]):
-        empty = np.flatnonzero(columns[name].astype(str) == "")
-        if len(empty):
-            actual = f"none in {len(empty)} row(s), the first is {empty[0]}"
-            expected = f"a label in every row of {data}"
-            checks.fail(where, expected, actual, "Drop or fill these rows.")
+        _require_cells(where, f"a label in every row of {data}", columns[name])
         columns[name] = np.unique(columns[name], return_inverse=True)[1]
     more: Any = dict(classes=classes, test_fraction=test_fraction)
     if is_table:
@@ -227,6 +226,31 @@ def file_names(data: str, label: str, owner: str) -> tuple[list[str], list[str]]
 def _are_words(y: np.ndarray) -> bool:
     """Return whether labels are words and not numbers."""
     return y.dtype.kind not in "biuf"
+
+
+def _require_cells(where: str, expected: str, column: np.ndarray) -> None:
+    """Reject a column of a table with empty cells ("", None, nan or NA).
+
+    Args:
+        where: the function that was called, for messages.
+        expected: what was expected, for messages.
+        column: [n], the cells.
+    """
+    is_empty = lambda v: not v if isinstance(v, str) else str(v) in ("None", "nan", "NaT", "<NA>")
+    empty = [row for row, value in enumerate(column.tolist()) if is_empty(value)]
+    if empty:
+        actual = f"none in {len(empty)} row(s), the first is {empty[0]}"
+        checks.fail(where, expected, actual, "Drop or fill these rows.")
+
+
+def _names_of_owners(where: str, owners: np.ndarray) -> np.ndarray:
+    """Return the name of each row's owner; reject rows without an owner.
+
+    All such rows would become one client, so rows of another client could be in it, which a
+    guarantee for clients would not count.
+    """
+    _require_cells(where, "an owner of every row", owners)
+    return owners.astype(str)
 
 
 def _read_columns(path: Path) -> dict[str, np.ndarray]:
@@ -351,7 +375,11 @@ def hugging_face(
     data = make_dataset(
         where, features(train), column(train, y), features(test), column(test, y), classes, "rows"
     )
-    return data if owner is None else data._replace(owners=column(train, owner).astype(str))
+    return (
+        data
+        if owner is None
+        else data._replace(owners=_names_of_owners(where, column(train, owner)))
+    )
 
 
 def _matrix(where, data, names) -> np.ndarray:

@@ -186,6 +186,7 @@ def test_rows_that_are_no_finite_numbers_are_refused(name, text, message, tmp_pa
         ("a,sick\n1,0\n2\n", "row 1 has 1 cells, but the header has 2"),
         ("a,b,sick\n1,0\n2,1\n", "row 0 has 2 cells, but the header has 3"),
         ("", "column 'label'|column 'sick'"),
+        ("a,owner,sick\n1,x,0\n2,,1\n3,x,0\n", "an owner of every row.* the first is 1"),
     ],
 )
 def test_a_table_that_cannot_be_used_is_refused_with_the_row(text, message, tmp_path):

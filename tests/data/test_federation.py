@@ -383,6 +383,21 @@ def test_a_data_frame(library):
         datasets.frame(frame, "sick")
 
 
+@pytest.mark.parametrize("empty", [None, np.nan, ""])
+def test_rows_without_an_owner_are_refused(empty):
+    x, y = np.arange(20.0), np.arange(20) % 2
+    owners = np.array(["ann", empty, "ann", "bob"] * 5, object)
+    columns = dict(a=x, label=y, owner=owners)
+    for make in (
+        lambda: datasets.arrays(x[:, None], y, owners=owners),
+        lambda: datasets.arrays(x[:, None], y, x[:, None], y, owners=owners),
+        lambda: datasets.frame(columns, "label", "owner"),
+        lambda: datasets.hugging_face(columns, ["a"], "label", test=columns, owner="owner"),
+    ):
+        with pytest.raises(ValueError, match="an owner of every row, but got none in 5 row"):
+            make()
+
+
 def test_hugging_face_datasets():
     library = pytest.importorskip("datasets", reason="datasets is not installed")
     images = R.integers(0, 256, (30, 4, 4)).astype(np.uint8)
