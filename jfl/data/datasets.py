@@ -181,7 +181,7 @@ def file(
     """
     where = "datasets.file"
     try:
-        columns = _read_columns(Path(data))
+        columns = _read_columns(Path(data), owner)
     except (OSError, ValueError, ImportError) as error:
         checks.fail(where, "a file .npz, .csv or .parquet as data", f"{data or 'none'}: {error}")
     is_table = Path(data).suffix != ".npz"
@@ -217,7 +217,7 @@ def file_names(data: str, label: str, owner: str) -> tuple[list[str], list[str]]
         The names of the features in the order of x, none for an .npz file; and the words that are
         labels in the order of their numbers, none if the labels are numbers.
     """
-    columns, is_table = _read_columns(Path(data)), Path(data).suffix != ".npz"
+    columns, is_table = _read_columns(Path(data), owner), Path(data).suffix != ".npz"
     y = columns[label if is_table else "y"]
     features = [name for name in columns if name not in (label, owner)] if is_table else []
     return features, np.unique(y).astype(str).tolist() if _are_words(y) else []
@@ -253,8 +253,14 @@ def _names_of_owners(where: str, owners: np.ndarray) -> np.ndarray:
     return owners.astype(str)
 
 
-def _read_columns(path: Path) -> dict[str, np.ndarray]:
-    """Return the columns or arrays of a file by name."""
+def _read_columns(path: Path, owner: str) -> dict[str, np.ndarray]:
+    """Return the columns or arrays of a file by name.
+
+    Args:
+        path: the file.
+        owner: the column of owners, whose cells in .csv stay text: as numbers, 01 and 1 would be
+            one owner.
+    """
     if path.suffix == ".npz":
         return dict(np.load(path))
     if path.suffix == ".parquet":
@@ -271,6 +277,9 @@ def _read_columns(path: Path) -> dict[str, np.ndarray]:
             raise ValueError(f"row {i} has {len(row)} cells, but the header has {len(names)}")
     columns = dict(zip(names, map(np.array, zip(*rows, strict=True))))
     for name, text in columns.items():
+        if name == owner:
+            columns[name] = np.char.strip(text)
+            continue
         for kind in (int, float):
             with contextlib.suppress(ValueError):
                 columns[name] = text.astype(kind)

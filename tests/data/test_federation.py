@@ -383,6 +383,18 @@ def test_a_data_frame(library):
         datasets.frame(frame, "sick")
 
 
+@pytest.mark.parametrize(
+    "names",
+    [("01", "1"), ("1e3", "1000"), ("12345678901234567.0", "12345678901234568.0"), ("9" * 20, "9")],
+)
+def test_owners_in_a_table_are_text(names, tmp_path):
+    lines = [f"{row},{names[row % 2]},{row % 2}" for row in range(20)]
+    (tmp_path / "rows.csv").write_text("\n".join(["a,owner,label", *lines]))
+    data = datasets.file(str(tmp_path / "rows.csv"))
+    assert set(data.owners.tolist()) == set(names)
+    assert all(names.index(who) == y for who, y in zip(data.owners, data.y))
+
+
 @pytest.mark.parametrize("empty", [None, np.nan, ""])
 def test_rows_without_an_owner_are_refused(empty):
     x, y = np.arange(20.0), np.arange(20) % 2
