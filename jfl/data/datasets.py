@@ -275,13 +275,15 @@ def _read_columns(path: Path, owner: str) -> dict[str, np.ndarray]:
     for i, row in enumerate(rows):
         if len(row) != len(names):
             raise ValueError(f"row {i} has {len(row)} cells, but the header has {len(names)}")
+    if repeated := [name for i, name in enumerate(names) if name in names[:i]]:
+        raise ValueError(f"several columns named {repeated[0]!r}")
     columns = dict(zip(names, map(np.array, zip(*rows, strict=True))))
     for name, text in columns.items():
         if name == owner:
             columns[name] = np.char.strip(text)
             continue
         for kind in (int, float):
-            with contextlib.suppress(ValueError):
+            with contextlib.suppress(ValueError, OverflowError):
                 columns[name] = text.astype(kind)
                 break
     return columns

@@ -186,6 +186,8 @@ def test_rows_that_are_no_finite_numbers_are_refused(name, text, message, tmp_pa
         ("a,sick\n1,0\n2\n", "row 1 has 1 cells, but the header has 2"),
         ("a,b,sick\n1,0\n2,1\n", "row 0 has 2 cells, but the header has 3"),
         ("", "column 'label'|column 'sick'"),
+        ("a,a,sick\n1,7,0\n2,8,1\n", "several columns named 'a'"),
+        (f"a,sick\n1,{'9' * 20}\n2,1\n3,1\n", "y of integers, but got dtype float64"),
         ("a,owner,sick\n1,x,0\n2,,1\n3,x,0\n", "an owner of every row.* the first is 1"),
     ],
 )
