@@ -156,7 +156,8 @@ def read_rows(
     """Read rows from a file: .npy, .npz (its array x, or its only array) or .csv of numbers.
 
     Args:
-        path: the file.  A first line of a .csv that is not numeric is a header.
+        path: the file.  A first line of a .csv that is not numeric, or has all of `names`, is a
+            header.
         like: the shape and type of one row.
         names: the names of the features.  If a .csv has a header, its columns are found by these
             names, and others are left out.
@@ -174,28 +175,7 @@ def read_rows(
                     raise ValueError(f"no array named x among {', '.join(x)}")
                 x = x["x" if "x" in x else x.files[0]]
         elif path.suffix == ".csv":
-            with open(path, encoding="utf-8-sig") as file:
-                first, second = file.readline(), file.readline()
-            number = r'\s*"?([-+.\d]|(nan|inf|infinity)\b)'
-            header = re.match(number, first, re.IGNORECASE) is None
-            if not (second if header else first):
-                raise ValueError("no rows")
-            columns = next(csv.reader([first]), []) if header else []
-            if header and (lacking := [name for name in names if name not in columns]):
-                checks.fail(
-                    where,
-                    f"the columns of the run's data in {path}",
-                    f"no {', '.join(lacking)}, but {', '.join(columns)}",
-                    "Rename them, or remove the header if they are in the order of the run.",
-                )
-            x = np.loadtxt(
-                path,
-                delimiter=",",
-                ndmin=2,
-                skiprows=int(header),
-                quotechar='"',
-                usecols=[columns.index(name) for name in names] if header and names else None,
-            )
+            x = _read_csv(where, path, names)
         else:
             raise ValueError("not a file .npy, .npz or .csv")
         x = np.asarray(x) if np.asarray(x).dtype.kind in "biuf" else np.asarray(x, float)
@@ -213,6 +193,41 @@ def read_rows(
     if x.shape[1:] != like.shape:
         checks.fail(where, f"rows of shape {list(like.shape)}", f"{list(x.shape[1:])} in {path}")
     return x
+
+
+def _read_csv(where: str, path: Path, names: Sequence[str]) -> np.ndarray:
+    """Return the numbers of a .csv, Float[n, columns], as `read_rows` does.
+
+    Args:
+        where: the option that names the file, for messages.
+        path: the file.
+        names: the names of the features.
+    """
+    with open(path, encoding="utf-8-sig") as file:
+        first, second = file.readline(), file.readline()
+    number = r'\s*"?([-+.\d]|(nan|inf|infinity)\b)'
+    cells = next(csv.reader([first]), [])
+    # The names of features may be numbers, as those of an array of pandas.
+    is_named = bool(names) and set(names) <= set(cells)
+    header = is_named or re.match(number, first, re.IGNORECASE) is None
+    if not (second if header else first):
+        raise ValueError("no rows")
+    columns = cells if header else []
+    if header and (lacking := [name for name in names if name not in columns]):
+        checks.fail(
+            where,
+            f"the columns of the run's data in {path}",
+            f"no {', '.join(lacking)}, but {', '.join(columns)}",
+            "Rename them, or remove the header if they are in the order of the run.",
+        )
+    return np.loadtxt(
+        path,
+        delimiter=",",
+        ndmin=2,
+        skiprows=int(header),
+        quotechar='"',
+        usecols=[columns.index(name) for name in names] if header and names else None,
+    )
 
 
 def predictions(loaded: LoadedRun, x: np.ndarray, words: Sequence[str] = ()) -> list[dict]:

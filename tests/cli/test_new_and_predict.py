@@ -66,6 +66,13 @@ def test_the_first_line_of_a_csv_is_a_header_if_it_is_no_number(text, tmp_path):
         assert read_rows(tmp_path / "rows.csv", like).tolist() == [[1, 2], [3, 4]]
 
 
+def test_a_header_of_numbers_is_no_row(tmp_path):
+    path, like = tmp_path / "rows.csv", jax.ShapeDtypeStruct((2,), np.float32)
+    path.write_text("1,0\n5,6\n7,8\n")
+    assert read_rows(path, like, ["0", "1"]).tolist() == [[6, 5], [8, 7]]
+    assert read_rows(path, like, ["0", "2"]).tolist() == [[1, 0], [5, 6], [7, 8]]
+
+
 @pytest.mark.parametrize("kind", ["npy", "npz", "header.csv", "flat.npy"])
 def test_predictions_of_a_file(trained, loaded, tmp_path, kind, capsys):
     x = np.asarray(loaded.plan.fed.x_test)[:5]
