@@ -16,6 +16,7 @@ from ..core import checks
 from ..core.errors import DataUnavailable
 from ..core.files import as_json
 from ..core.records import Health, Metrics, Plan, Run
+from ..data.rows import reject_bytes
 from ..engine.metrics import predict
 from ..engine.round import init
 from ..engine.sweep import Sweep, points_of
@@ -164,7 +165,8 @@ def read_rows(
 
     Raises:
         ArgumentError: If the file cannot be read, lacks a column, has values that are not finite,
-            or has rows of another shape.
+            or has rows of another shape; for bytes or fractions that the model could not get in
+            training.
     """
     path, where = Path(path), "--data"
     try:
@@ -187,6 +189,10 @@ def read_rows(
     if len(wrong):
         actual = f"nan or inf in {len(wrong)} row(s) of {path}, the first is {wrong[0]}"
         checks.fail(where, "finite numbers", actual, "Drop or fill these rows.")
+    if like.dtype.kind == "f":
+        reject_bytes(where, f"x in {path}", x)
+    elif np.any(x != np.trunc(x)):
+        checks.fail(where, f"integers in {path}, as in the run", f"{x.dtype} with fractions")
     x = np.asarray(x, like.dtype)
     if x.ndim == 2 and x.shape[1] == int(np.prod(like.shape)):  # each line is a flattened row
         x = x.reshape(-1, *like.shape)

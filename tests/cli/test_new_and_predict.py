@@ -73,6 +73,22 @@ def test_a_header_of_numbers_is_no_row(tmp_path):
     assert read_rows(path, like, ["0", "2"]).tolist() == [[1, 0], [5, 6], [7, 8]]
 
 
+@pytest.mark.parametrize(
+    "x, dtype, message",
+    [
+        (np.full((3, 2), 200, np.uint8), np.float32, "as float.* got uint8. Images: x / 255"),
+        (np.array([[1.0, 2.5]]), np.int32, "integers in .*, as in the run, but got float64"),
+    ],
+)
+def test_rows_that_training_would_refuse_are_refused(x, dtype, message, tmp_path):
+    np.save(tmp_path / "rows.npy", x)
+    with pytest.raises(ValueError, match=message):
+        read_rows(tmp_path / "rows.npy", jax.ShapeDtypeStruct((2,), dtype))
+    np.save(tmp_path / "rows.npy", np.array([[1, 2]], np.uint8))
+    like = jax.ShapeDtypeStruct((2,), np.int32)
+    assert read_rows(tmp_path / "rows.npy", like).tolist() == [[1, 2]]
+
+
 @pytest.mark.parametrize("kind", ["npy", "npz", "header.csv", "flat.npy"])
 def test_predictions_of_a_file(trained, loaded, tmp_path, kind, capsys):
     x = np.asarray(loaded.plan.fed.x_test)[:5]
