@@ -436,13 +436,16 @@ class Diagnostics(NamedTuple):
     clipped: Array  # fraction of rows that were clipped
     overflow: Array  # number of rows that were drawn, but found no slot in their batch
     nonfinite: Array | int = 0  # number of rows whose gradient was not finite, and counted as zero
+    # Fraction of the local steps whose batch had rows.  The others count as 0 in `loss` and
+    # `clipped`, and means over clients divide by this fraction.
+    measured: Array | float = 1.0
 
     def in_32_bits(self) -> "Diagnostics":
         """Return the same numbers as float32 and int32, in which loops add them up.
 
         With JAX_ENABLE_X64, sums of integers and means over float64 parameters have 64 bits.
         """
-        dtypes = (jnp.float32, jnp.float32, jnp.int32, jnp.int32)
+        dtypes = (jnp.float32, jnp.float32, jnp.int32, jnp.int32, jnp.float32)
         return Diagnostics(*map(jnp.asarray, self, dtypes))
 
 
@@ -673,7 +676,8 @@ class Metrics:
     loss: Array  # mean test loss
     accuracy: Array | None  # test accuracy; None without Task.predict
     client_accuracy: Array | None  # mean over clients of the accuracy on their held-out rows
-    train_loss: Array  # mean over the cohorts since the last evaluation
+    # Mean over the cohorts since the last evaluation; batches without rows are left out.
+    train_loss: Array
     clip_fraction: Array  # fraction of clipped uploads if the release clips, otherwise of rows
     update_norm: Array  # mean norm of the server's updates since the last evaluation
     cohort: Array  # mean number of clients per round since the last evaluation

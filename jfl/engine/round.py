@@ -70,6 +70,7 @@ class RoundStats(NamedTuple):
     """
 
     rounds: Array
+    measured: Array  # 1 if a batch of the round had rows, otherwise 0, as are `loss` and clips
     cohort_size: Array
     loss: Array  # mean training loss of the cohort
     clip_fraction: Array  # of the uploads if the release clips, otherwise of the rows
@@ -513,15 +514,18 @@ def _update_health(
 
 def _round_stats(plan: Plan, sums: ChunkSums, released: Tree) -> RoundStats:
     """Return the statistics of one round."""
-    num_clients = jnp.maximum(sums.num_clients, 1).astype(jnp.float32)  # no division by 0
+    is_measured = sums.diagnostics.measured > 0
+    num_measured = jnp.where(is_measured, sums.diagnostics.measured, 1)  # no division by 0
     if chain.has_clip(plan.release):
         clip_fraction = sums.uploads.clipped / jnp.maximum(sums.uploads.count, 1)
+        clip_fraction = jnp.where(is_measured, clip_fraction, 0.0)
     else:
-        clip_fraction = sums.diagnostics.clipped / num_clients
+        clip_fraction = sums.diagnostics.clipped / num_measured
     return RoundStats(
         rounds=jnp.float32(1),
+        measured=is_measured.astype(jnp.float32),
         cohort_size=sums.num_clients.astype(jnp.float32),
-        loss=sums.diagnostics.loss / num_clients,
+        loss=sums.diagnostics.loss / num_measured,
         clip_fraction=clip_fraction,
         update_norm=pytrees.norm(released),
     )

@@ -229,7 +229,7 @@ def _mean_gradient(grad: Grad, key, params, batch, ctx):
 
     loss, gradient = jax.value_and_grad(mean_loss)(params)
     zero = jnp.zeros((), jnp.int32)
-    return gradient, Diagnostics(loss, jnp.zeros(()), zero, zero)
+    return gradient, Diagnostics(loss, jnp.zeros(()), zero, zero, batch.mask.any())
 
 
 def _example(batch):
@@ -251,7 +251,8 @@ def _private_gradient(grad: Grad, key, params, batch, ctx):
     )
     rows = jnp.maximum(partial.count, 1.0)
     zero = jnp.zeros((), jnp.int32)
-    return gradient, Diagnostics(loss / rows, partial.clipped / rows, zero, partial.nonfinite)
+    clipped, measured = partial.clipped / rows, batch.mask.any()
+    return gradient, Diagnostics(loss / rows, clipped, zero, partial.nonfinite, measured)
 
 
 def _book(grad: Grad, params, x, y):

@@ -241,6 +241,7 @@ def train(work: Work, ctx, keys, params, rows, correct=None, moving=1.0, drop=Fa
             total.clipped + stats.clipped / work.steps,
             total.overflow + overflow,
             total.nonfinite + stats.nonfinite,
+            total.measured + stats.measured / work.steps,
         )
 
         lr = _rate_at(work.lr, first_of_round + s)
@@ -253,7 +254,8 @@ def train(work: Work, ctx, keys, params, rows, correct=None, moving=1.0, drop=Fa
         return (optax.apply_updates(params, updates), state, mean, total), lr
 
     zeros = Diagnostics(
-        *(jnp.zeros((), dtype) for dtype in (jnp.float32, jnp.float32, jnp.int32, jnp.int32))
+        *(jnp.zeros((), dtype) for dtype in (jnp.float32, jnp.float32, jnp.int32, jnp.int32)),
+        measured=jnp.zeros((), jnp.float32),
     )
     start = params, state, pytrees.zeros_like(params), zeros
     params, own_state, mean, zeros = marks.copy_per_client(start, rows.size)
@@ -284,6 +286,7 @@ def over_steps(diagnostics: Diagnostics) -> Diagnostics:
         diagnostics.clipped.mean(),
         diagnostics.overflow.sum(),
         jnp.sum(jnp.asarray(diagnostics.nonfinite)),
+        jnp.mean(jnp.asarray(diagnostics.measured)),
     )
 
 

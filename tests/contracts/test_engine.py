@@ -648,6 +648,24 @@ def test_metrics(fed, task):
     np.testing.assert_allclose(m.update_norm, [np.linalg.norm(moved) / 0.1], rtol=1e-3)
 
 
+@pytest.mark.parametrize("site", ["rows", "clients"])
+def test_batches_and_cohorts_without_rows_do_not_lower_the_training_loss(fed, site):
+    """Every row has the same loss and is clipped, so the means do not depend on what is drawn."""
+    same = lambda params, x, y: 3.0 + 10 * (params["w"].sum() + params["b"])
+    start = jax.tree.map(jnp.zeros_like, start_params())
+    chain = jfl.chain(jfl.clip_l2(1e-6), jfl.total(), jfl.gaussian(1.0), jfl.divide(1.0))
+    algorithm = jfl.algorithms.fedavg(
+        jfl.private_grad(same, chain), lr=1e-3, steps=2, batch=jfl.batches.poisson(0.5)
+    )
+    sampler = jfl.sampling.poisson(CLIENTS, 0.15, capacity=CLIENTS)
+    release = noisy_release(bound=1e-12) if site == "clients" else None
+    plan = jfl.plan(fed, jfl.task(start, same), algorithm, sampler, release=release)
+    out = jfl.simulate(KEY, plan, 40, evaluate_every=40, tolerate=("empty_cohort",))
+    assert int(out.run.health.empty_cohort) > 0
+    np.testing.assert_allclose(out.metrics.train_loss, [3.0], rtol=1e-5)
+    np.testing.assert_allclose(out.metrics.clip_fraction, [1.0], rtol=1e-5)
+
+
 # --- plans
 
 ADAPTIVE = jfl.chain(jfl.clip_adaptive(1.0, 7), jfl.total(), jfl.gaussian(1.0))
