@@ -92,7 +92,7 @@ def predict(task: Task, params: Any, x: Any) -> np.ndarray:
         x: [n, ...], rows of the same form as the training rows.
 
     Returns:
-        Float[n, ...], the logits or other outputs of `predict`.
+        Float[n, ...], the logits or other outputs of `predict`; under jit or vmap, traced.
 
     Raises:
         ArgumentError: If the task has no `predict`.
@@ -106,8 +106,14 @@ def predict(task: Task, params: Any, x: Any) -> np.ndarray:
     """
     checks.require_type("predict", Task, "jfl.models or jfl.task", task=task)
     if task.predict is None:
-        checks.fail("predict", "a task with predict", "one without", "jfl.task(params, loss, f).")
-    return np.asarray(_predict_rows(task.predict, params, jnp.asarray(x)))
+        hint = "Write jfl.task(params, loss, predict)."
+        checks.fail("predict", "a task with predict", "one without", hint)
+    try:
+        outputs = _predict_rows(task.predict, params, jnp.asarray(x))
+    except Exception as error:  # raised by the model
+        error.add_note(f"In jfl.predict, for x of shape {np.shape(x)}: expected [n, ...], n rows.")
+        raise
+    return np.asarray(outputs) if checks.is_concrete(outputs) else outputs
 
 
 @jax.jit

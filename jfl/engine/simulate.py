@@ -303,6 +303,14 @@ def simulate(
             one of the rounds; or if `stop_at` admits no round.
     """
     checks.require_type("simulate", Plan, "jfl.plan", plan=plan)
+    if not checks.is_concrete((key, plan, start)):
+        checks.fail(
+            "simulate",
+            "concrete values",
+            "traced ones",
+            "Call it outside jit and vmap. Inside them, call jfl.init, jfl.run_round and jfl.scan; "
+            "for many settings or seeds in one program, use jfl.sweep.",
+        )
     key, tolerate = checks.as_key("simulate", key), tolerated_health("simulate", tolerate)
     if start is not None:
         checks.require_type("simulate", Run, "an earlier output", start=start)
@@ -370,7 +378,7 @@ def _starting_params(run: Run, start: Run | None, plan: Plan, mesh: Any) -> list
     The program donates those of a new run, so they are copied to the host.  Those of `start` are
     not donated.
     """
-    if meshes.spans_all_processes(mesh) or not checks.is_concrete(run.server):
+    if meshes.spans_all_processes(mesh):
         return []
     if start is not None:
         return jax.tree.leaves(plan.algorithm.params(start.server))
@@ -383,8 +391,6 @@ def signs_of_divergence(health: Health, metrics: Metrics, params: Tree) -> str:
     A loss can be NaN while its gradients are finite, and parameters can be finite while their
     squares are not.  Neither case stops a run.
     """
-    if not checks.is_concrete((health, metrics, params)):  # inside a user's jit
-        return ""
     if int(health.nonfinite) or int(health.nonfinite_rows):  # already reported by Health
         return ""
     signs = []

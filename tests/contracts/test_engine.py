@@ -292,6 +292,30 @@ def test_inside_a_users_own_jit_and_vmap(name, fed, task, base):
         close(loss[i], out.metrics.loss, rtol=1e-4)
 
 
+def test_predictions_inside_a_users_own_scan(fed):
+    predict = lambda params, x: x @ params["w"] + params["b"]
+    linear = jfl.task(start_params(), squared, predict, target="numbers")
+    plan = noisy_plan("fedavg", fed, linear)
+
+    def one_round(run, _):
+        run, _ = jfl.run_round(run, plan)
+        return run, jfl.predict(linear, plan.algorithm.params(run.server), fed.x_test)
+
+    run = jfl.init(KEY, plan)
+    _, predictions = jax.jit(lambda run: jax.lax.scan(one_round, run, length=4))(run)
+    close(predictions[-1], jfl.predict(linear, run4(plan).params, fed.x_test))
+
+
+def test_simulate_inside_jit_says_what_to_call(fed, task):
+    make = lambda lr: noisy_plan("fedavg", fed, task, lr=lr)
+    for traced in (
+        lambda x: jfl.simulate(jax.random.key(x), make(0.1), 1).params,
+        lambda x: jfl.simulate(KEY, make(x), 1).params,
+    ):
+        with pytest.raises(ValueError, match="simulate: expected concrete .* jfl.run_round"):
+            jax.jit(traced)(1)
+
+
 @pytest.mark.parametrize("site", ["rows", "upload", "release"])
 @new_algorithms
 def test_noise_is_never_ignored(name, site, fed, task):

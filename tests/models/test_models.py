@@ -5,7 +5,15 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from helpers.problems import CLIENTS, flat, make_federation, same_bits, squared, start_params
+from helpers.problems import (
+    CLIENTS,
+    FEATURES,
+    flat,
+    make_federation,
+    same_bits,
+    squared,
+    start_params,
+)
 
 import jfl
 from jfl.core.records import Batch
@@ -219,3 +227,16 @@ def test_an_lstm_against_a_loop():
 def test_models_that_do_not_fit(make, words):
     with pytest.raises(ValueError, match=words):
         make()
+
+
+@pytest.mark.parametrize("x", [np.zeros((4, 5)), np.zeros(FEATURES)])
+def test_rows_that_do_not_fit_are_explained(x):
+    task = jfl.models.logistic(make_federation(classes=3))
+    with pytest.raises(Exception) as caught:
+        jfl.predict(task, task.init(KEY), x)
+    assert "In jfl.predict, for x of shape" in caught.value.__notes__[-1]
+
+
+def test_a_task_without_predictions():
+    with pytest.raises(ValueError, match="predict: .* jfl.task.params, loss, predict."):
+        jfl.predict(jfl.task(start_params(), squared), start_params(), np.zeros((4, FEATURES)))
