@@ -378,7 +378,15 @@ def _output_shape(name: str, function: Callable[..., Any], params: Tree, x: Any,
 
 
 def _check_predictions(output: Any, target: str, classes: int, y: Any) -> None:
-    """Reject a shape of predictions from which no accuracy can be computed."""
+    """Reject predictions and labels from which no accuracy can be computed."""
+    if target == "class" and not jnp.issubdtype(y.dtype, jnp.integer):
+        checks.fail(
+            "plan",
+            "integer labels y for a task of class labels",
+            str(y.dtype),
+            'For numbers, write jfl.task(..., target="numbers"); for vectors of zeros and ones, '
+            'target="labels".',
+        )
     if TARGETS[target].hits is None or not classes:
         return
     wanted, got = TARGETS[target].shape(classes, tuple(y.shape)), getattr(output, "shape", None)

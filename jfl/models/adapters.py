@@ -171,7 +171,8 @@ def build_task(where, fed, model: Model, target, trainable, params) -> Task:
     if actual != expected:
         checks.fail(
             where,
-            f"a model from one example {tuple(x.shape)} to {list(expected)}, for {kind.words}",
+            f"a model that maps one example of shape {list(x.shape)} to {list(expected)}, "
+            f"for {kind.words}",
             f"{list(actual) if actual is not None else checks.short_repr(output)}",
             "It is called on one example; a module of flax that is written for a batch, on a "
             "batch of one.",

@@ -25,7 +25,7 @@ from .adapters import (
     traced_once,
 )
 from .losses import key_of
-from .targets import cross_entropy
+from .targets import cross_entropy, target_of
 
 __all__ = ["flax", "nnx"]
 
@@ -89,6 +89,7 @@ def flax(
             "For others see jfl.models.nnx, .equinox and .functions, or jfl.task.",
         )
     shape, dtype = tuple(fed.x.shape[1:]), str(fed.x.dtype)
+    target = target_of(where, fed, target)
     trained, evaluated = find_switches(type(module).__call__)
     apply = lambda variables, x, flags=evaluated: _call_linen(
         variables, x, None, module=module, flags=flags

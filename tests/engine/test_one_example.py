@@ -126,6 +126,15 @@ def test_functions_that_do_not_take_one_example(fed, args, options, words):
         plan(fed, *args, **options)
 
 
+@pytest.mark.parametrize("predict", [lambda w, x: x @ w, lambda w, x: (x @ w)[None]])
+def test_labels_that_are_numbers_need_a_target(predict):
+    numbers, squared = make_federation(), lambda w, x, y: (x @ w - y) ** 2
+    with pytest.raises(ValueError, match='plan: .*integer labels.*float32.*target="numbers"'):
+        plan(numbers, jnp.zeros(3), squared, predict)
+    fine = plan(numbers, jnp.zeros(3), squared, predict, target="numbers")
+    assert jfl.simulate(jax.random.key(0), fine, 1).metrics.accuracy is None
+
+
 def test_a_module_for_a_batch_in_a_loss(fed):
     """The message names the remedy, and the remedy works; more logits than classes are taken."""
     module = nn.Sequential([lambda x: x.reshape(x.shape[0], -1), nn.Dense(7)])

@@ -212,6 +212,7 @@ def test_an_lstm_against_a_loop():
     "make, words",
     [
         (lambda: jfl.models.logistic(make_federation()), "class labels"),
+        (lambda: jfl.models.mlp(make_federation()), "class labels"),
         (lambda: jfl.models.cnn(make_federation(classes=3)), "images"),
         (lambda: jfl.models.mlp(pictures(), hidden=(0,)), "hidden"),
         (lambda: jfl.models.mlp(pictures(), hidden=(True,)), "hidden"),
