@@ -165,7 +165,8 @@ def names():
     for kind, factories in FACTORIES.items():
         for name, factory in factories.items():
             text = " ".join((factory.__doc__ or "").strip().split("\n\n")[0].split())
-            rows.append((kind, name, text.split(". ")[0].rstrip(".:"), _options(factory)))
+            text = text.split(". ")[0].rstrip(".:").removeprefix("Return ")
+            rows.append((kind, name, text[:1].upper() + text[1:], _options(factory)))
     rows += [("optimizer", name, "on clients or server (optax)", "") for name in OPTIMIZERS]
     rows += [
         (

@@ -188,10 +188,12 @@ def file(
     for name in (label,) if is_table else ("x", "y"):
         if name not in columns:
             kind = "column" if is_table else "array"
-            hint = "Name the column of labels: --label NAME." if is_table else ""
+            hint = "Name the column of labels by label= (--label)." if is_table else ""
+            if is_table and len(columns) == 1:
+                hint = "Separate columns by commas, and name them in the first line."
             checks.fail(where, f"a {kind} {name!r} in {data}", ", ".join(columns), hint)
     if owner not in columns and owner != "owner":  # the default may be missing
-        hint = "Name the column of owners: --owner NAME."
+        hint = "Name the column of owners by owner= (--owner)."
         actual = f"no column {owner!r}; columns: {', '.join(columns)}"
         checks.fail(where, f"a column of owners in {data}", actual, hint)
     name = label if is_table else "y"

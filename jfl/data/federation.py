@@ -219,6 +219,8 @@ def _assign_rows(dataset, partition, y, clients, min_rows):
             "federate",
             "a partition of jfl.partition, or a function of the labels",
             checks.short_repr(partition),
+            "jfl.partition.natural() makes a client of each owner that a dataset names, and "
+            "jfl.partition.iid(10) draws ten clients.",
         )
     if isinstance(partition, Partition) and partition.split is None:
         owners = getattr(dataset, "owners", None)

@@ -96,7 +96,10 @@ def scan(run: Run, plan: Plan, rounds: ArrayLike | Sequence[int]) -> tuple[Run, 
     )
     if counts.ndim != 1 or not jnp.issubdtype(counts.dtype, jnp.integer):
         checks.fail(
-            "scan", "rounds Int[E], the number before each evaluation", checks.short_repr(rounds)
+            "scan",
+            "rounds Int[E], the number before each evaluation",
+            checks.short_repr(rounds),
+            "For example, [10, 10, 5] evaluates after rounds 10, 20 and 25.",
         )
     run = enter_plan(run, identity.noise_identity(plan))
     return scan_from(run, plan, rounds, run_noise_key(run))

@@ -540,8 +540,8 @@ def coerce(name: str, value, where: str):
             f"Did you mean {' or '.join(close)}?" if close else f"Known: {', '.join(FIELDS)}.",
         )
     kind, optional = options.split_optional(FIELDS[name].type)
-    # Flags and TOML have no other word for it.
-    if optional and (value is None or value == "none"):
+    # Flags and TOML have no other word for it; help shows the default as None.
+    if optional and (value is None or value in ("none", "None")):
         return None
     plain = value.item() if isinstance(value, np.generic) else value
     if kind is bool and plain in ("true", "false"):

@@ -611,8 +611,8 @@ def test_a_config_goes_through_a_file_and_words_are_values(tmp_path):
     one = config.Config(hidden=(8, 4), lr=0.25, epsilon=3.0, unit="client", seed=3, alpha=100.0)
     (tmp_path / "c.toml").write_text(config.dump(dataclasses.asdict(one)))
     assert config.Config(**config.load(tmp_path / "c.toml")) == one
-    values = ("allow_empty", "true"), ("view", "none"), ("preprocess", "none")
-    assert [config.coerce(*value, "") for value in values] == [True, None, "none"]
+    values = ("allow_empty", "true"), ("view", "none"), ("preprocess", "none"), ("view", "None")
+    assert [config.coerce(*value, "") for value in values] == [True, None, "none", None]
     for name, value, words in (
         ("allow_empty", "yes", r"bool \(true or false\), but got 'yes'"),
         ("noise_multiplier", "some", r"None \(or none\), but got 'some'"),
@@ -990,6 +990,7 @@ def test_list_names_everything(capsys):
     shown = capsys.readouterr().out
     names = "fedavg scaffold digits dirichlet poisson logistic cnn adam mnist-client-eps8"
     assert all(name in shown for name in names.split())
+    assert "FedAvg: clients train locally" in shown and " Return " not in shown
 
 
 def test_a_table_shows_brackets_as_they_are(capsys):

@@ -212,6 +212,8 @@ def test_rows_that_are_no_finite_numbers_are_refused(name, text, message, tmp_pa
         ("a,a,sick\n1,7,0\n2,8,1\n", "several columns named 'a'"),
         (f"a,sick\n1,{'9' * 20}\n2,1\n3,1\n", "y of integers, but got dtype float64"),
         ("a,owner,sick\n1,x,0\n2,,1\n3,x,0\n", "an owner of every row.* the first is 1"),
+        ("a;sick\n1;0\n2;1\n", "got a;sick. Separate columns by commas"),
+        ("a,ill\n1,0\n2,1\n", "got a, ill. Name the column of labels by label= .--label"),
     ],
 )
 def test_a_table_that_cannot_be_used_is_refused_with_the_row(text, message, tmp_path):

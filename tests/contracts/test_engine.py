@@ -316,6 +316,12 @@ def test_simulate_inside_jit_says_what_to_call(fed, task):
             jax.jit(traced)(1)
 
 
+def test_scan_takes_the_rounds_before_each_evaluation(base):
+    plan, out = base("fedavg")
+    with pytest.raises(ValueError, match="scan: expected rounds .* got 5. For example, .10, 10, 5"):
+        jfl.scan(out.run, plan, 5)
+
+
 @pytest.mark.parametrize("site", ["rows", "upload", "release"])
 @new_algorithms
 def test_noise_is_never_ignored(name, site, fed, task):

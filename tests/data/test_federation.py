@@ -284,6 +284,7 @@ GIVES = {
         (dict(partition=partition.natural()), "names the owners of its rows"),
         (dict(classes=4), "the dataset's classes, 3, but got classes=4"),
         (dict(partition=3), "a function of the labels"),
+        (dict(partition=None), "partition.natural() makes a client of each owner"),
     ],
 )
 def test_what_federate_refuses(options, message):
