@@ -602,11 +602,16 @@ class Plan:
             mechanism = None if site is None else site.mechanism
             lines.append(f"in clients {'none' if mechanism is None else f'{mechanism!r}{often}'}")
         a_function = isinstance(self.weights, Fn)
+        release = self.release
+        if all(stage.role != "noise" for stage in release.stages):
+            release = dataclasses.replace(release, adjacency=None)  # it has no effect
         lines += [
             f"upload     {'none' if self.upload is None else repr(self.upload)}",
-            f"release    {self.release!r}",
+            f"release    {release!r}",
             f"weights    {'a function of the round' if a_function else value_range(self.weights)}",
         ]
+        if self.secure_aggregation:
+            lines.append("server     assumed to see only the sum of a cohort's uploads")
         if self.paired_noise:
             lines.append("noise      shared by points of a sweep: voids their joint guarantee")
         if self.mesh is not None:

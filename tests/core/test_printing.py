@@ -88,6 +88,11 @@ def test_a_plan_says_what_is_run_and_accounted(plan):
         assert part in short(plan), part
     for part in (plan.fed, plan.task, plan.algorithm, plan.sampler, plan.algorithm.client):
         assert "\n" not in short(part)
+    assert "only the sum" not in short(plan)
+    quiet = dataclasses.replace(
+        plan, release=jfl.chain(jfl.total(), adjacency="replace_one"), secure_aggregation=True
+    )
+    assert "release    chain(total())\n" in short(quiet) and "only the sum" in short(quiet)
 
 
 @pytest.mark.slow

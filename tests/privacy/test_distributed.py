@@ -364,6 +364,7 @@ def pair_of(law="skellam", z=1.0, cohort=10, **options):
 
 
 PAIR, WRONG = (pair_of(cohort=4, like=like, bits=12) for like in (TASK, np.zeros(5)))
+FEW = pair_of(cohort=4, like=TASK, bits=4)
 
 
 @pytest.mark.parametrize(
@@ -379,7 +380,8 @@ PAIR, WRONG = (pair_of(cohort=4, like=like, bits=12) for like in (TASK, np.zeros
         (lambda: plan("skellam", weights=np.arange(1.0, C + 1)), 'weights="uniform"'),
         (lambda: jfl.simulate(KEY, plan(**WRONG._asdict()), 1), "uploads of 5 numbers"),
         (lambda: guarantee(plan(secure=False), 10), "secure_aggregation=True"),
-        (lambda: guarantee(plan("skellam", jfl.sampling.full(C)), 3), "always 4 clients"),
+        (lambda: guarantee(plan("skellam", jfl.sampling.full(C)), 3), "always 4 clients.* of 8,"),
+        (lambda: guarantee(plan(**FEW._asdict()), 3, "server"), "more bits for integers"),
         (lambda: guarantee(plan(sampler=jfl.sampling.poisson(C, 0.5)), 3), "docs/matrix.md"),
         (lambda: guarantee(plan("skellam", jfl.sampling.poisson(C, 0.5)), 3), "docs/matrix.md"),
         (lambda: jfl.calibrate(plan("skellam"), epsilon=3.0, rounds=3), "a few noise multipliers"),

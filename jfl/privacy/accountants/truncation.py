@@ -118,7 +118,7 @@ def refuse_if_beyond(where: str, lost: ArrayLike, delta: float, error: type[Exce
         raise error(
             f"{where}: expected a delta above the mass that the computed noise cannot reach, "
             f"{min(np.max(lost), 1.0):.3g}, but got {delta:g}. "
-            "Use a larger noise multiplier (jfl.ledger prints it), fewer rounds or a larger delta. "
-            "If each client adds only a share of the noise, ask for view='third_party' or "
-            "'aggregate'."
+            "Use a larger noise multiplier (jfl.ledger prints it), more bits for integers, fewer "
+            "rounds or a larger delta. If each client adds only a share of the noise, ask for "
+            "view='third_party' or 'aggregate'."
         )

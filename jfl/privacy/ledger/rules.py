@@ -309,7 +309,8 @@ APART = Need(
     "Use sampling.min_separation or sampling.cyclic_poisson, or a strategy for separation=1.",
 )
 SHARES = Need(
-    "cohorts of always {s.encoding.cohort} clients, as given to jfl.distributed",
+    "cohorts of always {s.encoding.cohort} clients, as given to jfl.distributed, instead of "
+    "{f.sampler.capacity}",
     lambda f, s: f.sampler.capacity == s.encoding.cohort,
     "Each client adds its share of the noise of the cohort.",
 )
