@@ -152,7 +152,7 @@ def sweep(
         checked(out, resume)  # again, now that nobody else can write
         store = _stored(out, facts, resume)
         if store.head is None:
-            _begin(store, facts, config, axes, points, machine, block)
+            _begin(store, facts, points, machine, block)
         elif {p.key for p in points} != {k for g in store.head["programs"] for b in g for k in b}:
             refuse_resume(
                 f"sweep {out}",
@@ -160,6 +160,11 @@ def sweep(
                 "others",
                 "Resume with the same data, or start in a new directory.",
             )
+        # A resumed sweep writes it too: it may have been killed before, or its data moved.
+        with _disk_errors_explained(store):
+            values = dict(dataclasses.asdict(config), sweep=axes)
+            comment = "jfl sweep --config config.toml --out DIR"
+            write(store.path.with_name("config.toml"), configs.dump(values, comment))
         return _run_and_report(config, axes, points, store, machine, strict, watch)
 
 
@@ -257,8 +262,8 @@ def _stored(out, facts: dict, resume: bool) -> ResultStore:
     return store
 
 
-def _begin(store: ResultStore, facts, config, axes, points: list[Point], machine, block):
-    """Divide the points into blocks, and write the head of the sweep's file, and its config."""
+def _begin(store: ResultStore, facts, points: list[Point], machine, block):
+    """Divide the points into blocks, and write the head of the sweep's file."""
     most = block or machine.most(len(points))
     plans, seeds = [p.plan for p in points], [p.config.seed for p in points]
     groups = programs(plans, seeds, machine.memory, most)
@@ -266,13 +271,6 @@ def _begin(store: ResultStore, facts, config, axes, points: list[Point], machine
         store.begin(
             facts | dict(programs=[[[points[i].key for i in b] for b in group] for group in groups])
         )
-    write(
-        store.path.with_name("config.toml"),
-        configs.dump(
-            dict(dataclasses.asdict(config), sweep=axes),
-            "jfl sweep --config config.toml --out DIR",
-        ),
-    )
 
 
 def _disk_errors_explained(store: ResultStore):

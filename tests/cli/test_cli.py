@@ -22,7 +22,7 @@ from jfl.cli import runs as commands
 from jfl.core.options import field
 from jfl.privacy import guarantees
 from jfl.privacy.plain_numbers import epsilon as privacy_epsilon
-from jfl.report import document
+from jfl.report import document, read
 from jfl.runs import (
     build,
     config,
@@ -400,6 +400,18 @@ def test_an_interrupted_sweep_says_how_it_goes_on(tmp_path, capsys, monkeypatch,
     assert manifest["data"]["partition"]["seed"] == 3
 
 
+def test_a_sweep_that_died_before_it_wrote_its_config_writes_it_later(
+    tmp_path, capsys, monkeypatch, no_programs
+):
+    """A report and `jfl.load` need it."""
+    stop_at(monkeypatch, config, "dump", 1)
+    command = ["sweep", *TINY, "--sweep", "lr=0.1,0.2", "--out", tmp_path]
+    assert jfl(*command) == 130 and not (tmp_path / "config.toml").exists()
+    assert jfl(*command, "--resume") == 0
+    assert read.read(tmp_path).kind == "sweep"
+    assert [p["lr"] for p in load.load(tmp_path).points] == [0.1, 0.2]
+
+
 # --- bad input
 
 
@@ -488,6 +500,9 @@ def test_moved_data_are_known_by_their_rows(tmp_path, capsys, no_programs):
         capsys.readouterr()
         assert jfl(*again, other) == 2 and "same data" in capsys.readouterr().err
         assert jfl(*again, new) == 0
+        build._dataset.cache_clear()
+        build._federation.cache_clear()
+        load.load(out)  # finds the file there, too
     assert table(many) == before and len(sweep.points_store(many).records) == 2
 
 
