@@ -16,6 +16,7 @@ from ..core import checks
 from ..core.errors import DataUnavailable
 from ..core.files import as_json
 from ..core.records import Health, Metrics, Plan, Run
+from ..data.federation import checksum
 from ..data.rows import reject_bytes
 from ..engine.metrics import predict
 from ..engine.round import init
@@ -23,7 +24,7 @@ from ..engine.sweep import Sweep, points_of
 from . import config as configs
 from . import sweep as sweeps
 from .build import build
-from .checkpoint import Checkpoints
+from .checkpoint import Checkpoints, refuse_resume
 from .config import Config
 
 
@@ -73,7 +74,7 @@ def load(directory: str | Path) -> Any:
 
     Raises:
         DataUnavailable: If the directory contains no run, or the data are missing.
-        ResumeRefused: For a damaged checkpoint, or one of another plan.
+        ResumeRefused: For a damaged checkpoint or one of another plan, or if the data have changed.
 
     Example:
         >>> jfl.load("runs/first").predict(images).argmax(-1)  # doctest: +SKIP
@@ -97,6 +98,7 @@ def load_run(directory: Path) -> LoadedRun:
     values.pop("sweep", None)
     plan, config = build(Config(**values))
     saved = checkpoints.load()
+    _refuse_other_data(directory, saved.meta["facts"]["data"], checksum(plan.fed))
     run = checkpoints.restore(init(jax.random.key(config.seed), plan), saved)
     return LoadedRun(config, plan, run, saved.meta["history"])
 
@@ -118,10 +120,11 @@ def load_sweep(directory: Path) -> Sweep:
             error=DataUnavailable,
         )
     lines, plans = [known[name(point)] for point in points], {}
-    for point in points:  # seeds share a plan
+    for point, line in zip(points, lines):  # seeds share a plan
         setting = name(point | dict(seed=None))
         if setting not in plans:
             plans[setting] = build(dataclasses.replace(config, **point))[0]
+            _refuse_other_data(directory, line["data"], checksum(plans[setting].fed))
     histories = [line["history"] for line in lines]
     values = {k: _stack([h.get(k) for h in histories]) for k in set().union(*histories)}
     own: Any = {k: values.pop(k, None) for k in Metrics.__dataclass_fields__ if k != "custom"}
@@ -140,6 +143,18 @@ def load_sweep(directory: Path) -> Sweep:
         seconds=np.array([line["seconds"] for line in lines]),
         caveats=(sweeps.SELECTION,),
     )
+
+
+def _refuse_other_data(directory: Path, there: str, here: str) -> None:
+    """Refuse data other than those of a run, which would have another epsilon, and other names of
+    columns and classes."""
+    if there != here:
+        refuse_resume(
+            "jfl.load",
+            f"the data that made {directory}, {there}",
+            here,
+            f"Put back the data that {directory / 'config.toml'} names.",
+        )
 
 
 def _stack(lists: list) -> np.ndarray:

@@ -50,7 +50,7 @@ from .train import check_plan, epsilons, privacy, shown_guarantee
 SELECTION = Caveat("Does not cover choosing among the points of the sweep.", "selection")
 FILE = "points.jsonl"
 HEAD = ("config", "axes", "code", "programs")
-LINE = ("key", "point", "worker", "device", "seconds", "compile", "health", "history")
+LINE = ("key", "point", "data", "worker", "device", "seconds", "compile", "health", "history")
 # the number of evaluations, over all settings, with an epsilon as tight as that of a whole run
 MAX_TIGHT_EPSILONS = 256
 # Points of a block on a CPU, where 32 points at once take longer than four times 8 points.
@@ -333,7 +333,7 @@ def _run_missing(points: list[Point], store: ResultStore, machine, watch):
     watch(completed=count(), total=len(points), note="compiling" if missing else "")
     for block, measured in machine.run(missing, max_row_widths([point.plan for point in points])):
         lines = [
-            dict(key=point.key, point=point.values) | line
+            dict(key=point.key, point=point.values, data=point.data) | line
             for point, line in zip(block.points, measured)
             if point.key not in store  # a repeated block contains known points
         ]

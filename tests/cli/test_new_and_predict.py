@@ -7,10 +7,12 @@ import sys
 import jax
 import numpy as np
 import pytest
+from helpers import pretended
 from helpers.problems import same_bits
 
 import jfl
 from jfl.cli import main
+from jfl.runs import build, sweep, train
 from jfl.runs.load import read_rows
 
 TINY = (
@@ -182,6 +184,24 @@ def test_columns_are_found_by_name_and_labels_keep_their_words(tmp_path, capsys)
     other.write_text("a,c\n1,2\n")
     assert run("predict", tmp_path / "run", "--data", other) == 2
     assert "no b, but a, c. Rename them, or remove the header" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command, axis", [("train", []), ("sweep", ["--sweep", "lr=0.1,0.2"])])
+def test_a_run_whose_data_have_changed_is_not_loaded(command, axis, tmp_path, monkeypatch):
+    """A frame would show the epsilon of the new rows, and predictions their columns and words."""
+    monkeypatch.setattr(train, "simulate", pretended.simulate)
+    monkeypatch.setattr(sweep, "compute", pretended.compute)
+    path, out = tmp_path / "rows.npz", tmp_path / "run"
+    x, owner = np.random.default_rng(0).normal(size=(40, 2)), np.arange(40) // 20
+    np.savez(path, x=x, y=np.arange(40) % 2, owner=owner)
+    flags = "--model logistic --batch 4 --rounds 1 --noise-multiplier 1 --out".split()
+    assert run(command, "--data", path, *axis, *flags, out) == 0
+    jfl.load(out)
+    np.savez(path, x=np.tile(x, (9, 1)), y=np.arange(360) % 2, owner=np.tile(owner, 9))
+    build._dataset.cache_clear()
+    build._federation.cache_clear()
+    with pytest.raises(jfl.errors.ResumeRefused, match="the data that made .*Put back the data"):
+        jfl.load(out)
 
 
 @pytest.mark.parametrize(
