@@ -63,6 +63,7 @@ class Session(NamedTuple):
         since: the last round before those that the current version of the program computes.
         history: metrics of the rounds that earlier processes ran, as lists over evaluations.
         seconds: the time that earlier processes took for the rounds in `history`.
+        compile: the part of `seconds` that was compilation.
     """
 
     asked: Config
@@ -81,6 +82,7 @@ class Session(NamedTuple):
     since: int
     history: dict
     seconds: float
+    compile: float
 
 
 def train(
@@ -163,11 +165,11 @@ def _train_on_coordinator(asked, out, resume, watch, mesh, layout, ready, warn, 
         # Each of several processes initialises the run alone; they share it below.
         run = init(key, dataclasses.replace(plan, mesh=mesh if jax.process_count() == 1 else None))
         since = 0
-        meta: dict[str, Any] = dict(history={}, seconds=0.0)
+        meta: dict[str, Any] = dict(history={}, seconds=0.0, compile=0.0)
         if journaled is not None:
             if checkpoints.latest() is not None:
                 saved = checkpoints.load()
-                meta = dict(saved.meta)
+                meta |= saved.meta
                 _refuse_other_run(meta.pop("facts") | dict(until=0), facts, out)
                 run = checkpoints.restore(run, saved)
             since = journal.resume(int(run.round))
@@ -285,8 +287,7 @@ def _train(session: Session) -> dict:
             writer.settings(dataclasses.asdict(config))
         _log(writers, session.history, curve)  # so that the log of a resumed run is complete
         history = _run_segments(session, curve, stopwatch, writers)
-    seconds, compiled = stopwatch.read()
-    measured = dict(history=history, seconds=session.seconds + seconds, compile=compiled)
+    measured = dict(history=history) | _seconds(session, stopwatch)
     record = RunRecord.of_config(config, measured, guarantees=guarantees)
     manifest = report.manifest(
         [plan],
@@ -317,8 +318,7 @@ def _run_segments(session: Session, curve: dict, stopwatch: Stopwatch, writers: 
             for name, values in seen.items():
                 history.setdefault(name, []).extend(values)
             if done - saved >= session.save_every or done == config.rounds:
-                seconds = session.seconds + stopwatch.read()[0]
-                meta = dict(facts=session.facts, history=history, seconds=seconds)
+                meta = dict(facts=session.facts, history=history) | _seconds(session, stopwatch)
                 session.checkpoints.save(output.run, meta)
                 saved = done
             _log(writers, seen, curve)
@@ -334,6 +334,13 @@ def _run_segments(session: Session, curve: dict, stopwatch: Stopwatch, writers: 
         text = f"{error} {_last_checkpoint(session.checkpoints, out)}"
         raise HealthError(text, error.run, error.health) from None
     return history
+
+
+def _seconds(session: Session, stopwatch: Stopwatch) -> dict[str, float]:
+    """Return the seconds of a run in all of its processes, and those of them that were
+    compilation."""
+    seconds, compiled = stopwatch.read()
+    return dict(seconds=session.seconds + seconds, compile=session.compile + compiled)
 
 
 def _last_checkpoint(checkpoints: Checkpoints, out: Path) -> str:

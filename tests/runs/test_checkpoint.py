@@ -272,6 +272,15 @@ def test_every_part_of_a_checkpoint_is_watched(half):
         store.load()
 
 
+def test_compilation_in_any_process_is_no_part_of_the_seconds_of_a_round(half, monkeypatch):
+    """Here each process takes 10 seconds, of which 8 are compilation."""
+    path = Checkpoints(half)
+    saved, run = path.load(), final(STATEFUL, half)
+    path.save(run, saved.meta | dict(seconds=10.0, compile=8.0))
+    monkeypatch.setattr(train.Stopwatch, "read", lambda self: (10.0, 8.0))
+    assert resumed(half)["seconds"] == dict(compile=16.0, total=20.0, per_round=4.0 / 6)
+
+
 def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(straight, half):
     (half / "checkpoints" / "4").unlink()
     resumed(half)
