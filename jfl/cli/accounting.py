@@ -438,7 +438,7 @@ def _show_plan(name: str, plan: Plan, config: Config, plot: Path | None, target=
         [console.privacy(g) for g in guarantees],
         console.caveats(guarantees),
     )
-    best = guarantee_rows.best(guarantees)
+    best = guarantee_rows.best(guarantees, config.view)
     if best["epsilon"] is None:
         if plot is not None:
             checks.fail("--plot", "a guarantee to draw", "none")

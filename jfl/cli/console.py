@@ -122,7 +122,7 @@ def results(entries, out, title=None, notes=()):
         accuracy, failed = over(e["accuracy"]["final"] for e in good), len(group) - len(good)
         guarantees = group[0]["privacy"]
         claims = [g for g in guarantees if g["status"] == "claimed"]
-        best = guarantee_rows.best(guarantees)
+        best = guarantee_rows.best(guarantees, group[0]["config"]["view"])
         shown += [best, *claims]
         rows.append(
             (

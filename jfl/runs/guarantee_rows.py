@@ -78,11 +78,11 @@ def add_caveats(row: dict, caveats) -> dict:
     )
 
 
-def best(guarantees: list[dict]) -> dict:
+def best(guarantees: list[dict], view: str | None = None) -> dict:
     """Return the guarantee to show if there is space for only one.
 
     The preferred guarantee, in this order of priority, is not the claim of a paper, has an epsilon,
-    does not follow from the guarantee of another unit, and is for the view of the server.
+    does not follow from the guarantee of another unit, and is for `view`, by default the server.
     """
     return min(
         guarantees,
@@ -90,7 +90,7 @@ def best(guarantees: list[dict]) -> dict:
             g["status"] == "claimed",
             g["epsilon"] is None,
             g.get("implied", False),
-            g["view"] != "server",
+            g["view"] != (view or "server"),
         ),
     )
 

@@ -973,6 +973,21 @@ def test_calibrate_other_unknowns(capsys, args, name, more):
     assert epsilon(found) <= 1 < epsilon(over) and max(curve_of(shown).values()) <= 1
 
 
+def test_what_is_shown_is_for_the_view_that_was_asked_for(tmp_path, capsys, no_programs):
+    """A curve of the server's epsilon would end above the target, and a sweep over views would show
+    one epsilon for all of them."""
+    flags = "--noise-multiplier", 2, "--sweep", "view=server,third_party", "--out", tmp_path / "out"
+    assert jfl("sweep", *TINY, *flags) == 0
+    shown = capsys.readouterr().out
+    for run in summary(tmp_path / "out"):
+        mine = guarantee_of(run, unit="example", view=run["config"]["view"])
+        assert f" {mine['epsilon']:.4g} " in shown
+    (tmp_path / "run.toml").write_text('cohort = 5\nrounds = 4\nview = "third_party"\n')
+    assert jfl("calibrate", "--epsilon", 2, "--config", tmp_path / "run.toml") == 0
+    shown = capsys.readouterr().out
+    assert "(example, replace_one, third_party, " in shown and curve_of(shown)[4] <= 2
+
+
 @pytest.mark.slow
 def test_curve_and_noise_of_a_config(trained, tmp_path, capsys):
     file = ["--config", trained / "config.toml"]
