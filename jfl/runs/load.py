@@ -130,8 +130,11 @@ def load_sweep(directory: Path) -> Sweep:
     own: Any = {k: values.pop(k, None) for k in Metrics.__dataclass_fields__ if k != "custom"}
     own["round"] = own["round"].astype(int)
     health = Health(*(np.array([line["health"][k] for line in lines]) for k in Health._fields))
-    tolerated = config.tolerate()
-    failed = [any(n for k, n in line["health"].items() if k not in tolerated) for line in lines]
+    tolerated = [dataclasses.replace(config, **point).tolerate() for point in points]
+    failed = [
+        any(count for name, count in line["health"].items() if name not in names)
+        for line, names in zip(lines, tolerated)
+    ]
     return Sweep(
         points=points,
         plans=[plans[name(point | dict(seed=None))] for point in points],

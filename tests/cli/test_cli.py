@@ -763,6 +763,14 @@ def test_an_axis_may_have_lists_of_values_and_the_name_of_a_metric(tmp_path, cap
     assert "compiling" not in capsys.readouterr().err
 
 
+def test_a_point_that_tolerates_empty_cohorts_is_no_failed_one(tmp_path, no_programs):
+    """Also if another point of the sweep does not tolerate them."""
+    axes = "--sampler poisson --sweep allow_empty=false,true".split()
+    assert jfl("sweep", *TINY, *axes, "--out", tmp_path) == 0
+    assert [bool(run.get("failed")) for run in summary(tmp_path)] == [True, False]
+    assert load.load(tmp_path).failed.tolist() == [True, False]
+
+
 @pytest.mark.slow
 def test_none_is_a_point_like_others(tmp_path, no_programs):
     """A baseline without noise."""
