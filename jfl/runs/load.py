@@ -21,6 +21,7 @@ from ..data.rows import reject_bytes
 from ..engine.metrics import predict
 from ..engine.round import init
 from ..engine.sweep import Sweep, points_of
+from ..privacy.ledger import segments
 from . import config as configs
 from . import sweep as sweeps
 from .build import build
@@ -135,16 +136,18 @@ def load_sweep(directory: Path) -> Sweep:
         any(count for name, count in line["health"].items() if name not in names)
         for line, names in zip(lines, tolerated)
     ]
+    of_points = [plans[name(point | dict(seed=None))] for point in points]
+    shared = segments.sharing(of_points, [point["seed"] for point in points])
     return Sweep(
         points=points,
-        plans=[plans[name(point | dict(seed=None))] for point in points],
+        plans=of_points,
         metrics=Metrics(**own, custom=values or None),
         health=health,
         failed=np.array(failed),
         params=None,
         groups=len(store.head["programs"]),
         seconds=np.array([line["seconds"] for line in lines]),
-        caveats=(sweeps.SELECTION,),
+        caveats=(sweeps.SELECTION, *shared),
     )
 
 

@@ -763,6 +763,14 @@ def test_an_axis_may_have_lists_of_values_and_the_name_of_a_metric(tmp_path, cap
     assert "compiling" not in capsys.readouterr().err
 
 
+def test_a_loaded_sweep_has_the_caveats_of_its_files(tmp_path, no_programs):
+    """Its points share a seed."""
+    flags = "--noise-multiplier 1 --sweep lr=0.1,0.2 --out".split()
+    assert jfl("sweep", *TINY, *flags, tmp_path) == 0
+    caveats = load.load(tmp_path).caveats
+    assert len(caveats) == 2 and set(caveats) < set(summary(tmp_path)[0]["privacy"][0]["caveats"])
+
+
 def test_a_point_that_tolerates_empty_cohorts_is_no_failed_one(tmp_path, no_programs):
     """Also if another point of the sweep does not tolerate them."""
     axes = "--sampler poisson --sweep allow_empty=false,true".split()
