@@ -14,11 +14,10 @@ import msgspec
 import numpy as np
 
 from ..core import checks
-from ..runs import record, tables
+from ..runs import record, sweep, tables
 from ..runs.build import DATA
 from .plots import Setting
 
-FINISH = "jfl train --resume continues a run that was stopped."
 AUDITS = "audit.json"
 METRICS = ("accuracy", "loss", "clip_fraction", "update_norm")
 OTHER_VERSION = "Use the jfl that wrote it."
@@ -158,8 +157,10 @@ def read(path, label: str | None = None) -> Source:
     label = label or default_label(path)
     if (path / "summary.json").exists():
         return _read_run(path, label)
-    if (path / "config.toml").exists() or (path / "journal.json").exists():
-        checks.fail("jfl report", "a finished run", f"{path} without summary.json", FINISH)
+    is_sweep = (path / sweep.FILE).exists()
+    if is_sweep or (path / "config.toml").exists() or (path / "journal.json").exists():
+        hint = f"jfl {'sweep' if is_sweep else 'train'} --resume continues one that was stopped."
+        checks.fail("jfl report", "a finished run", f"{path} without summary.json", hint)
     checks.fail(
         "jfl report",
         "a folder with a run (summary.json)",

@@ -276,6 +276,11 @@ def gone(name):
     return lambda folder: (folder / name).unlink()
 
 
+def renamed(name):
+    """Instead of summary.json, the first file of a run."""
+    return lambda folder: (folder / "summary.json").rename(folder / name)
+
+
 def entry(change):
     """Of summary.json: `change` is given its first run."""
     return edit("summary.json", lambda s: change(s["runs"][0]) and None)
@@ -298,6 +303,8 @@ def cell(old, new):
 BROKEN = dict(
     empty=(lambda f: [p.unlink() for p in f.iterdir()], "expected a folder with a run"),
     running=(gone("summary.json"), "expected a finished run"),
+    stopped=(renamed("journal.json"), "jfl train --resume continues"),
+    sweeping=(renamed("points.jsonl"), "jfl sweep --resume continues"),
     half=(cut("summary.json"), "summary.json: expected the JSON that a run wrote"),
     half_table=(cut("metrics.csv"), "half-written"),
     no_format=(edit("summary.json", lambda s: s.pop("format") and None), "expected format 1"),
