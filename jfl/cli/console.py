@@ -120,6 +120,7 @@ def results(entries, out, title=None, notes=()):
     for name, group in groups.items():
         good = [e for e in group if not e.get("failed")]
         accuracy, failed = over(e["accuracy"]["final"] for e in good), len(group) - len(good)
+        loss, diverged = over(e["loss"] for e in good), sum(e["loss"] is None for e in good)
         guarantees = group[0]["privacy"]
         claims = [g for g in guarantees if g["status"] == "claimed"]
         best = guarantee_rows.best(guarantees, group[0]["config"]["view"])
@@ -129,7 +130,7 @@ def results(entries, out, title=None, notes=()):
                 *map(str, (group[0].get("point") or dict(run=name)).values()),
                 len(group),
                 f"{accuracy} ({failed} failed)".strip() if failed else accuracy,
-                over(e["loss"] for e in good),
+                f"{loss} ({diverged} not finite)".strip() if diverged else loss,
                 *([", ".join(map(guarantee_rows.claim, claims))] if has_claims else []),
                 *privacy(best),
                 f"{sum(e['seconds']['total'] for e in group):.1f}",

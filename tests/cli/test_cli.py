@@ -1044,6 +1044,17 @@ def test_a_table_shows_brackets_as_they_are(capsys):
     assert "x [n, 28] in [0, 1]" in capsys.readouterr().out
 
 
+def test_losses_that_are_not_finite_are_counted(capsys):
+    """Their mean is that of the other seeds."""
+    history = dict(round=[1], accuracy=[0.5], loss=[2.0])
+    entry = record.RunRecord("fedavg", dataclasses.asdict(config.Config()), 0, history, 1.0, 0.0)
+    privacy = guarantee_rows.as_row(guarantees.Guarantee(np.inf, 1e-5, *["x"] * 3, "none"))
+    runs = [dataclasses.replace(entry, guarantees=[privacy]).entry() for _ in range(3)]
+    runs[1] |= dict(loss=None)
+    console.results(runs, "runs")
+    assert "2.0000 ± 0.0000 (1 not finite)" in capsys.readouterr().out
+
+
 def test_as_a_program(capsys, monkeypatch):
     """Its exit code is that of `main`.  test_layout.py has what its import loads."""
     monkeypatch.delitem(sys.modules, "jfl.cli.__main__", raising=False)
