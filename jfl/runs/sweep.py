@@ -307,7 +307,8 @@ def _run_and_report(
         engine=ran,
     )
     title = f"sweep over {', '.join(axes)} on {config.dataset}"
-    entries = record.save_results(out, runs, manifest, "sweep.png", title)
+    with _disk_errors_explained(store):
+        entries = record.save_results(out, runs, manifest, "sweep.png", title)
     failed = sum(bool(run.record.failed) for run in runs)
     if failed == len(runs) or (strict and failed):
         counts = (np.array([run.record.health.get(f, 0) for run in runs]) for f in Health._fields)

@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import errno
 import json
 import os
 import re
@@ -398,6 +399,21 @@ def test_an_interrupted_sweep_says_how_it_goes_on(tmp_path, capsys, monkeypatch,
     assert [r["config"]["partition_seed"] for r in summary(tmp_path)] == [3, 4, 5]
     manifest = json.loads((tmp_path / "manifest.json").read_text())
     assert manifest["data"]["partition"]["seed"] == 3
+
+
+def test_a_disk_that_is_full_before_the_results_are_written_leaves_the_points(
+    tmp_path, capsys, monkeypatch, no_programs
+):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "summary.json")
+
+    command = ["sweep", *TINY, "--sweep", "lr=0.1,0.2", "--out", tmp_path]
+    with monkeypatch.context() as patch:
+        patch.setattr(record, "save_summary", full)
+        assert jfl(*command) == 2
+    words = "No space left on device, for summary.json. The points in points.jsonl are kept. Free"
+    assert words in capsys.readouterr().err
+    assert jfl(*command, "--resume") == 0
 
 
 def test_a_sweep_that_died_before_it_wrote_its_config_writes_it_later(
