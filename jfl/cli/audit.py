@@ -15,8 +15,9 @@ from ..core import checks
 from ..core.files import write
 from ..core.options import field
 from ..core.records import Guarantee
+from ..data.federation import checksum
 from ..report import read
-from ..runs import build, directory, guarantee_rows, record
+from ..runs import build, checkpoint, directory, guarantee_rows, record
 from ..runs import config as configs
 from ..runs.config import Config
 from . import console
@@ -116,6 +117,10 @@ def audit(arguments: list[str]) -> None:
     _check_place(out, asked)
     configs.refuse_unused(asked)
     plan, config = build.build(asked)
+    ran = checkpoint.Journal(out).read()
+    if ran is not None and ran["data"] != (here := checksum(plan.fed)):
+        need = f"the data that the run in {out} was made from, {ran['data']}"
+        checks.fail("jfl audit", need, here, "Put them back, or give another --out.")
     rounds = asked.rounds if command.rounds is None else command.rounds
     begun, kept = time.perf_counter(), out / TRIALS
     if not sys.stderr.isatty():  # no progress bar

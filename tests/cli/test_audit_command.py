@@ -17,9 +17,19 @@ from jfl.auditing import trials
 from jfl.auditing.audit import AuditReport
 from jfl.cli import audit as command
 from jfl.cli import main
+from jfl.core.files import digest_of
 from jfl.core.records import Guarantee
 from jfl.privacy import guarantees
-from jfl.runs import build, config, directory, guarantee_rows, pictures, record, train
+from jfl.runs import (
+    build,
+    checkpoint,
+    config,
+    directory,
+    guarantee_rows,
+    pictures,
+    record,
+    train,
+)
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 RUN = dict(clients=6, min_rows=8, model="logistic", noise_multiplier=1.0, rounds=3)
@@ -236,6 +246,15 @@ def test_no_other_run_gets_the_audit(asked, copied, tmp_path, capsys):
     assert jfl("audit", copied, "--lr", 0.9, "--out", tmp_path / "other") == 0
     assert kept(tmp_path / "other")[0]["config"]["lr"] == 0.9
     assert not (copied / "audit.json").exists()
+
+
+def test_other_data_than_those_of_the_run_are_refused(asked, copied, tmp_path, capsys):
+    """Its report would stand beside an epsilon of other rows."""
+    journal = checkpoint.Journal(copied).read() | dict(data="0123")
+    (copied / "journal.json").write_text(json.dumps(journal | dict(digest=digest_of(journal))))
+    assert jfl("audit", copied) == 2 and not asked
+    assert "was made from, 0123" in capsys.readouterr().err
+    assert jfl("audit", copied, "--out", tmp_path / "other") == 0
 
 
 @pytest.mark.parametrize("text", ["{", '{"format": 1, "audits": [{"epsilon": 1}]}'])
