@@ -1,5 +1,6 @@
 """The output of commands: progress bars, tables, and the caveats of guarantees."""
 
+import shlex
 import sys
 
 from ..core import options
@@ -152,7 +153,7 @@ def results(entries, out, title=None, notes=()):
     meaning = [statistics.PLUS_MINUS] * any("±" in str(cell) for row in rows for cell in row)
     title = f"{title}\n{common}" if title else common
     table(title, columns, rows, "\n".join([*meaning, caveats(shown), *notes]))
-    print(f"Results are in {out}. For a page about them: jfl report {out}")
+    print(f"Results are in {out}. For a page about them: jfl report {shlex.quote(str(out))}")
 
 
 def warn(command, text):

@@ -13,6 +13,7 @@ import hashlib
 import itertools
 import json
 import math
+import shlex
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -252,11 +253,12 @@ def _stored(out, facts: dict, resume: bool) -> ResultStore:
             for x in (store.head, facts)
         )
         if differ := checkpoint.differences(there, here):
+            file, folder = shlex.quote(f"{out}/config.toml"), shlex.quote(str(out))
             refuse_resume(
                 f"sweep {out}",
                 "the config, the axes and the program that made it",
                 "; ".join(differ),
-                f"jfl sweep --config {out}/config.toml --resume --out {out} has the same values; "
+                f"jfl sweep --config {file} --resume --out {folder} has the same values; "
                 "for another program, start in a new directory.",
             )
     return store

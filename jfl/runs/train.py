@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import importlib.util
 import json
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -373,7 +374,8 @@ def _refuse_other_run(journaled: dict, facts: dict, out):
         {k: values[k] for k in config if k not in configs.RUN_ONLY} for values in (stored, config)
     )
     if differ := differences(there, here):
-        do = f"jfl train --config {out}/config.toml --resume --out {out} has the same values."
+        file, folder = shlex.quote(f"{out}/config.toml"), shlex.quote(str(out))
+        do = f"jfl train --config {file} --resume --out {folder} has the same values."
         if len(differ) == 1 and there["noise_multiplier"] != here["noise_multiplier"]:
             do += (
                 " A calibrated noise multiplier holds for the number of rounds of its calibration: "

@@ -401,6 +401,17 @@ def test_an_interrupted_sweep_says_how_it_goes_on(tmp_path, capsys, monkeypatch,
     assert manifest["data"]["partition"]["seed"] == 3
 
 
+def test_commands_in_messages_can_be_copied(tmp_path, capsys, no_programs):
+    """Also if the name of the directory has a space."""
+    for command, axis in (("train", ()), ("sweep", ("--sweep", "seed=0,1"))):
+        out = tmp_path / f"my {command}"
+        assert jfl(command, *TINY, *axis, "--out", out) == 0
+        assert f"jfl report '{out}'" in capsys.readouterr().out
+        assert jfl(command, *TINY, *axis, "--lr", 0.9, "--resume", "--out", out) == 2
+        words = f"jfl {command} --config '{out}/config.toml' --resume --out '{out}' has"
+        assert words in capsys.readouterr().err
+
+
 def test_a_disk_that_is_full_before_the_results_are_written_leaves_the_points(
     tmp_path, capsys, monkeypatch, no_programs
 ):
