@@ -20,7 +20,7 @@ from . import image_files
 from .adult import adult
 from .packages import movielens_100k, seglearn_watch, ta_feng
 from .plays import shakespeare
-from .rows import ONE_ARRAY, Dataset, digest, make_dataset
+from .rows import ONE_ARRAY, Dataset, digest, make_dataset, require_owners
 from .synthetic import synthetic
 
 __all__ = [
@@ -90,7 +90,7 @@ def arrays(
     where = f"datasets.arrays({name!r})"
     if owners is not None:
         owners = checks.as_array(where, "owners", owners)
-        _require_cells(where, "an owner of every row", owners)
+        require_owners(where, owners)
     if (x_test is None) != (y_test is None):
         checks.fail(where, "both x_test and y_test, or none of them", "one of them")
     if x_test is not None and y_test is not None:
@@ -198,7 +198,11 @@ def file(
         checks.fail(where, f"a column of owners in {data}", actual, hint)
     name = label if is_table else "y"
     if _are_words(columns[name]):
-        _require_cells(where, f"a label in every row of {data}", columns[name])
+        empty = [row for row, word in enumerate(columns[name].tolist()) if word in ("", None)]
+        if empty:
+            actual = f"none in {len(empty)} row(s), the first is {empty[0]}"
+            expected = f"a label in every row of {data}"
+            checks.fail(where, expected, actual, "Drop or fill these rows.")
         columns[name] = np.unique(columns[name], return_inverse=True)[1]
     more: Any = dict(classes=classes, test_fraction=test_fraction)
     if is_table:
@@ -230,28 +234,9 @@ def _are_words(y: np.ndarray) -> bool:
     return y.dtype.kind not in "biuf"
 
 
-def _require_cells(where: str, expected: str, column: np.ndarray) -> None:
-    """Reject a column of a table with empty cells ("", None, nan or NA).
-
-    Args:
-        where: the function that was called, for messages.
-        expected: what was expected, for messages.
-        column: [n], the cells.
-    """
-    is_empty = lambda v: not v if isinstance(v, str) else str(v) in ("None", "nan", "NaT", "<NA>")
-    empty = [row for row, value in enumerate(column.tolist()) if is_empty(value)]
-    if empty:
-        actual = f"none in {len(empty)} row(s), the first is {empty[0]}"
-        checks.fail(where, expected, actual, "Drop or fill these rows.")
-
-
 def _names_of_owners(where: str, owners: np.ndarray) -> np.ndarray:
-    """Return the name of each row's owner; reject rows without an owner.
-
-    All such rows would become one client, so rows of another client could be in it, which a
-    guarantee for clients would not count.
-    """
-    _require_cells(where, "an owner of every row", owners)
+    """Return the name of each row's owner; reject rows without an owner."""
+    require_owners(where, owners)
     return owners.astype(str)
 
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from ..core import checks
 from ..core.options import Setting
+from .rows import require_owners
 
 # The partitions that a config can name. `sizes` is missing: it takes one number per client.
 __all__ = ["dirichlet", "iid", "labels", "natural", "power_law", "shards", "similarity"]
@@ -652,6 +653,7 @@ def natural(owners: Sequence | np.ndarray | None = None, seed: int = 0) -> Parti
             "one owner per row, integers or strings",
             f"shape {list(owners.shape)}, dtype {owners.dtype}",
         )
+    require_owners("partition.natural", owners)
     names, numbers = np.unique(owners, return_inverse=True)
     return _partition("natural", len(names), seed, functools.partial(_split_natural, numbers))
 

@@ -131,6 +131,34 @@ def reject_bytes(where: str, name: str, x: np.ndarray) -> None:
         )
 
 
+# What tables, pandas and NumPy write for a missing cell.
+MISSING = ("", "NA", "N/A", "NULL", "NaN", "NaT", "None", "nan", "null", "<NA>")
+
+
+def require_owners(where: str, owners: np.ndarray) -> None:
+    """Reject rows without an owner.
+
+    All such rows would become one client, so rows of another client could be in it, which a
+    guarantee for clients would not count.
+
+    Args:
+        where: the function that was called, for messages.
+        owners: [n], the owner of each row.
+    """
+    if owners.dtype.kind in "biu":
+        return
+    names = np.char.strip(owners if owners.dtype.kind == "S" else owners.astype(str))
+    empty = np.flatnonzero(np.isin(names, np.array(MISSING, names.dtype.kind)))
+    if len(empty):
+        first = f"{empty[0]} ({names.flat[empty[0]].item()!r})"
+        checks.fail(
+            where,
+            "an owner of every row",
+            f"none in {len(empty)} row(s), the first is {first}",
+            "Drop or fill these rows; if this is the name of an owner, rename it.",
+        )
+
+
 def _features(where, name, value):
     """Return features as float32, or as int32 if they are tokens."""
     x = checks.as_array(where, name, value, ONE_ARRAY)

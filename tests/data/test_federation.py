@@ -396,7 +396,7 @@ def test_owners_in_a_table_are_text(names, tmp_path):
     assert all(names.index(who) == y for who, y in zip(data.owners, data.y))
 
 
-@pytest.mark.parametrize("empty", [None, np.nan, ""])
+@pytest.mark.parametrize("empty", [None, np.nan, "", " ", "nan", "NA"])
 def test_rows_without_an_owner_are_refused(empty):
     x, y = np.arange(20.0), np.arange(20) % 2
     owners = np.array(["ann", empty, "ann", "bob"] * 5, object)
@@ -409,6 +409,30 @@ def test_rows_without_an_owner_are_refused(empty):
     ):
         with pytest.raises(ValueError, match="an owner of every row, but got none in 5 row"):
             make()
+
+
+def test_no_path_makes_a_client_of_rows_without_an_owner(tmp_path):
+    """NumPy turns nan among words into the word "nan", and other tools write NA."""
+    refused = lambda: pytest.raises(
+        ValueError, match="an owner of every row, but got none in 1 row"
+    )
+    x, y = np.arange(8.0)[:, None], np.arange(8) % 2
+    names = ["ann", np.nan, *["bob"] * 6]
+    with refused():
+        datasets.arrays(x, y, owners=names)
+    for owners in (names, [b"ann", b"", *["ö".encode()] * 6]):
+        with refused():
+            partition.natural(owners)
+        with refused():
+            dataset = datasets.arrays(x, y, x, y)._replace(owners=np.array(owners))
+            federate(dataset, partition.natural())
+    assert (
+        datasets.arrays(x, y, x, y, owners=np.array(["ö".encode()] * 8)).owners[0] == "ö".encode()
+    )
+    lines = [f"{row},{'NA' if row == 1 else row % 2},{row % 2}" for row in range(8)]
+    (tmp_path / "rows.csv").write_text("\n".join(["a,owner,label", *lines]))
+    with refused():
+        datasets.file(str(tmp_path / "rows.csv"))
 
 
 def test_hugging_face_datasets():
