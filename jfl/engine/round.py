@@ -70,10 +70,11 @@ class RoundStats(NamedTuple):
     """
 
     rounds: Array
-    measured: Array  # 1 if a batch of the round had rows, otherwise 0, as are `loss` and clips
     cohort_size: Array
-    loss: Array  # mean training loss of the cohort
-    clip_fraction: Array  # of the uploads if the release clips, otherwise of the rows
+    loss: Array  # mean training loss of the cohort, 0 if no batch had rows
+    has_loss: Array  # 1 if a batch had rows, otherwise 0
+    clip_fraction: Array  # of the uploads if the release clips, otherwise of the rows; 0 for none
+    has_clips: Array  # 1 if there was an upload, or a row, otherwise 0
     update_norm: Array  # of the released aggregate
 
     @classmethod
@@ -514,19 +515,18 @@ def _update_health(
 
 def _round_stats(plan: Plan, sums: ChunkSums, released: Tree) -> RoundStats:
     """Return the statistics of one round."""
-    is_measured = sums.diagnostics.measured > 0
-    num_measured = jnp.where(is_measured, sums.diagnostics.measured, 1)  # no division by 0
+    seen = sums.diagnostics
+    clipped, count = seen.clipped, seen.measured
     if chain.has_clip(plan.release):
-        clip_fraction = sums.uploads.clipped / jnp.maximum(sums.uploads.count, 1)
-        clip_fraction = jnp.where(is_measured, clip_fraction, 0.0)
-    else:
-        clip_fraction = sums.diagnostics.clipped / num_measured
+        clipped, count = sums.uploads.clipped, sums.uploads.count
+    mean = lambda total, count: total / jnp.where(count > 0, count, 1)
     return RoundStats(
         rounds=jnp.float32(1),
-        measured=is_measured.astype(jnp.float32),
         cohort_size=sums.num_clients.astype(jnp.float32),
-        loss=sums.diagnostics.loss / num_measured,
-        clip_fraction=clip_fraction,
+        loss=mean(seen.loss, seen.measured),
+        has_loss=(seen.measured > 0).astype(jnp.float32),
+        clip_fraction=mean(clipped, count),
+        has_clips=(count > 0).astype(jnp.float32),
         update_norm=pytrees.norm(released),
     )
 

@@ -167,8 +167,8 @@ def _metrics(run: Run, plan: Plan, sums: RoundStats) -> Metrics:
     mean = lambda x: x / jnp.maximum(sums.rounds, 1)
     return Metrics(
         round=run.round,
-        train_loss=sums.loss / jnp.maximum(sums.measured, 1),
-        clip_fraction=sums.clip_fraction / jnp.maximum(sums.measured, 1),
+        train_loss=sums.loss / jnp.maximum(sums.has_loss, 1),
+        clip_fraction=sums.clip_fraction / jnp.maximum(sums.has_clips, 1),
         update_norm=mean(sums.update_norm),
         cohort=mean(sums.cohort_size),
         clip_norm=run.mechanism if mech.adaptive(plan.release) else None,

@@ -696,6 +696,17 @@ def test_batches_and_cohorts_without_rows_do_not_lower_the_training_loss(fed, si
     np.testing.assert_allclose(out.metrics.clip_fraction, [1.0], rtol=1e-5)
 
 
+def test_uploads_of_clients_without_rows_count_as_uploads_that_are_not_clipped(fed, task):
+    """All other uploads are clipped; with one client per round, these rounds have no loss."""
+    batch, clip = jfl.batches.poisson(0.5), noisy_release(bound=1e-4)
+    algorithm = jfl.algorithms.fedavg(jfl.grad(task.loss), lr=0.1, steps=1, batch=batch)
+    sampler = jfl.sampling.without_replacement(CLIENTS, 1)
+    plan = jfl.plan(fed, task, algorithm, sampler, release=clip)
+    metrics = jfl.simulate(KEY, plan, 60, evaluate_every=60).metrics
+    share = float(metrics.clip_fraction[0])  # each client has an empty batch with probability 0.6
+    assert 0.2 < share < 0.6, share
+
+
 # --- plans
 
 ADAPTIVE = jfl.chain(jfl.clip_adaptive(1.0, 7), jfl.total(), jfl.gaussian(1.0))
