@@ -154,7 +154,7 @@ def _draw_runs(
     """Draw the number of runs, and return the setting and the seed of each run."""
     number_key, setting_key, seed_key = jax.random.split(jax.random.key(seed), 3)
     number = int(choosing.draw(number_key, distribution))
-    settings = np.asarray(jax.random.randint(setting_key, (number,), 0, num_settings))
+    settings = np.asarray(jax.random.randint(setting_key, (number,), 0, num_settings, "int32"))
     first = int(jax.random.bits(seed_key, (), "uint32"))
     return settings.tolist(), [(first + i) % NUM_SEEDS for i in range(number)]
 

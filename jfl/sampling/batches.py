@@ -262,7 +262,7 @@ def truncated_poisson(batch: float, capacity: int | None = None) -> Batches:
 @named("batches.epochs")
 def _draw_epochs(key, step, size, n, *, batch):
     per_epoch = jnp.maximum(-(-size // batch), 1)
-    score = jax.random.uniform(jax.random.fold_in(key, step // per_epoch), (n,))
+    score = jax.random.uniform(jax.random.fold_in(key, step // per_epoch), (n,), jnp.float32)
     # The client's rows come first, in random order.
     order = jnp.argsort(jnp.where(jnp.arange(n) < size, score, 2.0))
     position = (step % per_epoch) * batch + jnp.arange(batch)

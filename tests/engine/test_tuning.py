@@ -120,6 +120,8 @@ def test_a_seed_draws_the_same_runs_on_every_machine():
         drawn, seeds = tuning._draw_runs(seed, law, 3)
         assert len(drawn) == number and drawn == settings
         assert seeds == [first + i for i in range(number)]
+        with jax.enable_x64(True):
+            assert tuning._draw_runs(seed, law, 3) == (drawn, seeds)
     law = choosing.logarithmic(5.0)
     found = judged([make_plan()], 4, law)
     assert found.epsilon == pytest.approx(2.5930454679809607, rel=1e-9)

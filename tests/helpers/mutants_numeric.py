@@ -276,8 +276,8 @@ MUTANTS = (
     ),
     Mutant(
         "jfl/sampling/batches.py",
-        "score = jax.random.uniform(jax.random.fold_in(key, step // per_epoch), (n,))",
-        "score = jax.random.uniform(jax.random.fold_in(key, step), (n,))",
+        "score = jax.random.uniform(jax.random.fold_in(key, step // per_epoch), (n,), jnp.float32)",
+        "score = jax.random.uniform(jax.random.fold_in(key, step), (n,), jnp.float32)",
         f"{SAMPLERS}::test_epochs_cover_each_row_once",
     ),
     Mutant(

@@ -80,6 +80,13 @@ def rounded(code, keys, x):
     return exact, jax.vmap(lambda k, v: shares._round_randomly(v, code.longest, k))(keys, exact)
 
 
+def test_rounding_is_the_same_in_64_bits():
+    x = jnp.linspace(-3, 3, 40)
+    here = shares._round_randomly(x, 100.0, KEY)
+    with jax.enable_x64(True):
+        assert np.array_equal(here, shares._round_randomly(x, 100.0, KEY))
+
+
 def test_no_rounded_upload_is_longer_than_the_bound():
     code = encoding(clip=0.5, z=3.0, bits=8)  # few whole numbers: rounding counts
     x = jax.random.normal(KEY, (2000, 23)) * 10

@@ -271,6 +271,7 @@ DRAWS = dict(
     groups=lambda key: sampling.min_separation(20, 4, 3).draw(key, 1).ids,
     subset=lambda key: batches.without_replacement(5).draw(key, 1, 30, 40)[0],
     repeated=lambda key: batches.with_replacement(5).draw(key, 1, 30, 40)[0],
+    epoch=lambda key: batches.epochs(5).draw(key, 1, 30, 40)[0],
     few=lambda key: sampling.without_replacement(40_000, 100).draw(key).ids,
     few_weights=lambda key: sampling.with_replacement(40_000, 100).draw(key).ids,
     few_poisson=lambda key: sampling.poisson(40_000, 0.01).draw(key).ids,
@@ -279,7 +280,7 @@ DRAWS = dict(
 
 
 @pytest.mark.by_default("small")
-@pytest.mark.parametrize("names", [list(DRAWS)[:7], list(DRAWS)[7:]], ids=["small", "large"])
+@pytest.mark.parametrize("names", [list(DRAWS)[:8], list(DRAWS)[8:]], ids=["small", "large"])
 def test_draws_are_the_same_in_64_bits(names):
     """Words stay words of 32 bits where JAX is told to take 64: an edge or a rate would mean
     something else."""

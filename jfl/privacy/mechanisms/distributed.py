@@ -427,7 +427,7 @@ def _round_randomly(x: Array, longest: float, key: Key) -> Array:
     low = jnp.floor(x)
 
     def draw(attempt: Array, previous: Array) -> Array:
-        up = jax.random.uniform(jax.random.fold_in(key, attempt), x.shape) < x - low
+        up = jax.random.uniform(jax.random.fold_in(key, attempt), x.shape, jnp.float32) < x - low
         rounded = low + up
         fits = jnp.sum(jnp.square(rounded)) <= longest**2
         return jnp.where(fits, rounded, previous)
