@@ -33,7 +33,7 @@ def of(settings: list[Setting]) -> tuple[list[Card], list[Text]]:
     candidates = [
         Candidate(setting, guarantee)
         for setting in settings
-        if setting.final and (guarantee := _shown(setting.guarantees)) is not None
+        if setting.final and (guarantee := _shown(setting)) is not None
     ]
     # the most accurate one with a proved guarantee, or else with a conditional one
     rank = lambda c: (c.guarantee["status"] == "proved", _accuracy(c.setting)[0])
@@ -54,13 +54,17 @@ def _accuracy(setting: Setting) -> tuple[float, float | None]:
     return tables.interval(setting.final)
 
 
-def _shown(guarantees: list[dict]) -> dict | None:
-    """Return the best proved guarantee, or else a conditional one; None without either."""
-    proved = tables.proved(guarantees)
+def _shown(setting: Setting) -> dict | None:
+    """Return the best proved guarantee, or else a conditional one; None without either.
+
+    Guarantees for the view of the config are preferred, by default those for the server.
+    """
+    guarantees, view = setting.guarantees, setting.config.get("view")
+    proved = tables.proved(guarantees, view)
     if proved["epsilon"] is not None:
         return proved
     known = [g for g in guarantees if g["status"] == "conditional" and g["epsilon"] is not None]
-    return min(known, key=lambda g: (g["implied"], g["view"] != "server"), default=None)
+    return min(known, key=lambda g: (g["implied"], g["view"] != (view or "server")), default=None)
 
 
 def _cards_of(chosen, candidates, settings) -> tuple[list[Card], list[str]]:

@@ -276,7 +276,7 @@ def data_of(runs: list[dict]) -> frozenset:
 
 
 def _proved_epsilon(run) -> float:
-    epsilon = tables.proved(run["privacy"])["epsilon"]
+    epsilon = tables.proved(run["privacy"], run["config"].get("view"))["epsilon"]
     return float("inf") if epsilon is None else epsilon
 
 

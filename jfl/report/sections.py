@@ -169,7 +169,7 @@ def results(settings: list[Setting]) -> list:
     promise = text_columns("unit", "adjacency", "view", "method", "status")
     rows = []
     for setting in settings:
-        best = tables.proved(setting.guarantees)
+        best = tables.proved(setting.guarantees, setting.config.get("view"))
         claims = [g for g in setting.guarantees if g["status"] == "claimed"]
         failed = f" (+{setting.failed} failed)" if setting.failed else ""
         rows.append(

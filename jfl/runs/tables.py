@@ -167,11 +167,11 @@ def _epsilons(plan, history, delta):
     ), promise
 
 
-def proved(guarantees: list[dict]) -> dict:
+def proved(guarantees: list[dict], view: str | None = None) -> dict:
     """Return the guarantee to show if there is room for only one.
 
-    This is the best proved guarantee.  If nothing is proved, the result has epsilon None, and its
-    status tells why.
+    This is the best proved guarantee, for `view` if there is one, by default for the server.  If
+    nothing is proved, the result has epsilon None, and its status tells why.
 
     Example:
         >>> common = dict(unit="client", view="server", epsilon=2.0, implied=False, caveats=[])
@@ -182,9 +182,9 @@ def proved(guarantees: list[dict]) -> dict:
     """
     ours = [g for g in guarantees if g["status"] != "claimed"]
     if good := [g for g in ours if g["status"] == "proved"]:
-        return guarantee_rows.best(good)
+        return guarantee_rows.best(good, view)
     if ours:
-        return dict(guarantee_rows.best(ours), epsilon=None)
+        return dict(guarantee_rows.best(ours, view), epsilon=None)
     return dict(guarantees[0], epsilon=None, method="none", status="no guarantee", caveats=[])
 
 

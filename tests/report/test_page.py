@@ -18,7 +18,7 @@ from helpers.report_pages import EVIL, Tables, guarantee, made
 
 from jfl.cli import main
 from jfl.report import document as markup
-from jfl.report import page, plots, read, sections
+from jfl.report import headline, page, plots, read, sections
 from jfl.runs import guarantee_rows, pictures, sweep
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -136,6 +136,18 @@ def test_the_weakest_of_seeds_that_differ_stands_for_all(tmp_path):
     found["runs"][1]["privacy"] = [guarantee(9.0)]
     (folder / "summary.json").write_text(json.dumps(found))
     assert records(shown(folder), HEAD)[0]["proved ε"] == "9"
+
+
+def test_a_page_shows_the_epsilon_of_the_view_that_a_config_asks_for(tmp_path):
+    both = [guarantee(9.0), guarantee(4.5, view="third_party")]
+    folder = made(tmp_path / "run", {"fedavg": ([0.8, 0.9], both, {})})
+    found = json.loads((folder / "summary.json").read_text())
+    for run in found["runs"]:
+        run["config"]["view"] = "third_party"
+    (folder / "summary.json").write_text(json.dumps(found))
+    assert records(shown(folder), HEAD)[0]["proved ε"] == "4.5"
+    cards, _ = headline.of(read.settings([read.read(folder)]))
+    assert [card.value for card in cards if card.heading == "ε"] == ["4.5"]
 
 
 def test_several_folders_stand_side_by_side(tmp_path, monkeypatch):
