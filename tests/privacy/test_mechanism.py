@@ -378,7 +378,7 @@ def clipped_by(stage):
         (clipped_by(clip_per_layer((1.0, 1.0, 1.0))), "clip_per_layer"),
         (gaussian, "either"),
         (lambda: gaussian(1.0, std=1.0), "either"),
-        (lambda: gaussian(0.0), "leave the stage out .in a config, noise_multiplier=none"),
+        (lambda: gaussian(0.0), "leave the stage out .in a config, noise_multiplier=None"),
         (lambda: divide("sizes"), "divide"),
         (lambda: noisy_grad(microbatch=0), "microbatch"),
         (lambda: noisy_grad(l2=-1.0), "l2"),

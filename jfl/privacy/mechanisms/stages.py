@@ -739,7 +739,7 @@ def gaussian(
         refuse_tiny("gaussian", **given)
         value = jnp.asarray(value, jnp.float32)
     else:
-        hint = "For no noise, leave the stage out (in a config, noise_multiplier=none)."
+        hint = "For no noise, leave the stage out (in a config, noise_multiplier=None)."
         value = as_level("gaussian", hint, **given)
     generators = GENERATORS if shape is None else ("philox",)
     checks.require_one_of("gaussian", generators, generator=generator)
