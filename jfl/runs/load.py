@@ -186,8 +186,8 @@ def read_rows(
 
     Raises:
         ArgumentError: If the file cannot be read, lacks a column, has values that are not finite,
-            or has rows of another shape; for bytes or fractions that the model could not get in
-            training.
+            or has rows of another shape; for bytes, fractions or large integers that the
+            model could not get in training.
     """
     path, where = Path(path), "--data"
     try:
@@ -212,8 +212,9 @@ def read_rows(
         checks.fail(where, "finite numbers", actual, "Drop or fill these rows.")
     if like.dtype.kind == "f":
         reject_bytes(where, f"x in {path}", x)
-    elif np.any(x != np.trunc(x)):
-        checks.fail(where, f"integers in {path}, as in the run", f"{x.dtype} with fractions")
+    elif len(wrong := x[(x != np.trunc(x)) | (x < -checks.INT32_MAX) | (x > checks.INT32_MAX)]):
+        need = f"integers in {path}, as in the run, that fit int32"
+        checks.fail(where, need, f"{x.dtype}, such as {wrong[0]}")
     x = np.asarray(x, like.dtype)
     if x.ndim == 2 and x.shape[1] == int(np.prod(like.shape)):  # each line is a flattened row
         x = x.reshape(-1, *like.shape)
