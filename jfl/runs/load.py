@@ -198,7 +198,7 @@ def read_rows(
                     raise ValueError(f"no array named x among {', '.join(x)}")
                 x = x["x" if "x" in x else x.files[0]]
         elif path.suffix == ".csv":
-            x = _read_csv(where, path, names)
+            x = _read_csv(path, names)
         else:
             raise ValueError("not a file .npy, .npz or .csv")
         x = np.asarray(x) if np.asarray(x).dtype.kind in "biuf" else np.asarray(x, float)
@@ -223,13 +223,15 @@ def read_rows(
     return x
 
 
-def _read_csv(where: str, path: Path, names: Sequence[str]) -> np.ndarray:
+def _read_csv(path: Path, names: Sequence[str]) -> np.ndarray:
     """Return the numbers of a .csv, Float[n, columns], as `read_rows` does.
 
     Args:
-        where: the option that names the file, for messages.
         path: the file.
         names: the names of the features.
+
+    Raises:
+        ValueError: If the file has no rows, or a header without each of `names` once.
     """
     with open(path, encoding="utf-8-sig") as file:
         first, second = file.readline(), file.readline()
@@ -242,12 +244,12 @@ def _read_csv(where: str, path: Path, names: Sequence[str]) -> np.ndarray:
         raise ValueError("no rows")
     columns = cells if header else []
     if header and (lacking := [name for name in names if name not in columns]):
-        checks.fail(
-            where,
-            f"the columns of the run's data in {path}",
-            f"no {', '.join(lacking)}, but {', '.join(columns)}",
-            "Rename them, or remove the header if they are in the order of the run.",
+        raise ValueError(
+            f"its header has no {', '.join(lacking)}, but {', '.join(columns)}. Rename them, or "
+            "remove the header if the columns are in the order of the run"
         )
+    if repeated := [name for name in names if columns.count(name) > 1]:
+        raise ValueError(f"several columns named {repeated[0]!r}")
     return np.loadtxt(
         path,
         delimiter=",",

@@ -76,6 +76,19 @@ def test_a_header_of_numbers_is_no_row(tmp_path):
 
 
 @pytest.mark.parametrize(
+    "text, message",
+    [
+        ("a,a,b\n1,2,3\n", "rows.csv: several columns named 'a'"),
+        ("a,c\n1,2\n", "rows.csv: its header has no b, but a, c. Rename them, or remove"),
+    ],
+)
+def test_a_header_without_each_column_once_is_refused(text, message, tmp_path):
+    (tmp_path / "rows.csv").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        read_rows(tmp_path / "rows.csv", jax.ShapeDtypeStruct((2,), np.float32), ["a", "b"])
+
+
+@pytest.mark.parametrize(
     "x, dtype, message",
     [
         (np.full((3, 2), 200, np.uint8), np.float32, "as float.* got uint8. Images: x / 255"),
