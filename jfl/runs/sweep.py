@@ -96,7 +96,7 @@ def points_store(out) -> ResultStore:
         fields=LINE,
         head=HEAD,
         signed=True,
-        line="a line that a sweep wrote",
+        line="a line that a sweep of this version of jfl wrote",
         remedy="Start in a new directory with a new seed.",
     )
 
