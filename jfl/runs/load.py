@@ -213,7 +213,7 @@ def read_rows(
     if like.dtype.kind == "f":
         reject_bytes(where, f"x in {path}", x)
     elif len(wrong := x[(x != np.trunc(x)) | (x < -checks.INT32_MAX) | (x > checks.INT32_MAX)]):
-        need = f"integers in {path}, as in the run, that fit int32"
+        need = f"int32 integers in {path}, as in the run"
         checks.fail(where, need, f"{x.dtype}, such as {wrong[0]}")
     x = np.asarray(x, like.dtype)
     if x.ndim == 2 and x.shape[1] == int(np.prod(like.shape)):  # each line is a flattened row
