@@ -120,7 +120,7 @@ def without_replacement(batch: int, short: str = "error") -> Batches:
 @named("batches.with_replacement")
 def _draw_with(key, step, size, n, *, batch):
     key = jax.random.fold_in(key, step)
-    slots = jax.random.randint(key, (batch,), 0, jnp.maximum(size, 1), jnp.int32)
+    slots = uniform.integers(key, jnp.maximum(size, 1), (batch,), n)
     return slots, jnp.broadcast_to(size > 0, (batch,)), _no_overflow()
 
 

@@ -24,9 +24,6 @@ from . import uniform
 
 OVERFLOW = 1e-12
 HORIZON = 1_000_000
-# Random words per draw with replacement. The first one that is below the largest multiple of the
-# number of clients determines the client.
-NUM_TRIES = 8
 # From this number of clients on, the cost of a draw depends on the cohort, not on the population.
 MIN_SPARSE_CLIENTS = 2**15
 __all__ = [
@@ -191,10 +188,8 @@ def _draw_with(key, *, edges, clients, cohort, independent):
     elif clients < MIN_SPARSE_CLIENTS:
         drawn = jax.random.randint(key, (cohort,), 0, clients, jnp.int32)
     else:  # for many clients, the remainders that randint uses are not uniform enough
-        words = jax.random.bits(key, (NUM_TRIES, cohort), jnp.uint32)
-        multiple = 2**32 // clients * clients
-        accepted = jnp.argmax(words <= np.uint32(multiple - 1), 0)
-        drawn = words[accepted, jnp.arange(cohort)] % np.uint32(clients)
+        words = jax.random.bits(key, (uniform.NUM_TRIES, cohort), jnp.uint32)
+        drawn = uniform.remainder(words, clients)
     drawn = jnp.sort(drawn.astype(jnp.int32))
     first = jnp.searchsorted(drawn, drawn, side="left").astype(jnp.int32)
     repeat_index = jnp.arange(cohort, dtype=jnp.int32) - first

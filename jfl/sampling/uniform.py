@@ -15,6 +15,12 @@ from jax.typing import ArrayLike
 MAX_FLOYD_SIZE = 64
 # Draws that are made in addition to the expected number, in standard deviations.
 NUM_SPARE_DEVIATIONS = 10
+# Random words per number of `remainder`.
+NUM_TRIES = 8
+# Up to this size of a range, the numbers of `jax.random.randint` are uniform but for 2^-48.
+MAX_RANDINT_SIZE = 2**16
+# Not the number of a key that randint derives.
+LARGE_KEY = 2**32 - 1
 
 
 def below(words: jax.Array, rate: ArrayLike) -> jax.Array:
@@ -33,6 +39,40 @@ def below(words: jax.Array, rate: ArrayLike) -> jax.Array:
     low = jnp.floor((rate * 2.0**16 - high) * 2.0**16)
     high, low, top = high.astype(jnp.uint32), low.astype(jnp.uint32), words >> 16
     return (top < high) | ((top == high) & (words & 0xFFFF < low))
+
+
+def remainder(words: jax.Array, size: ArrayLike) -> jax.Array:
+    """Return uniform numbers below `size`: UInt32[...].
+
+    They are the remainders of the first word that is below the largest multiple of `size`. Larger
+    words are not used, because they would make some numbers more likely.
+
+    Args:
+        words: UInt32[NUM_TRIES, ...].
+        size: Int[...] or Int[], at least 1.
+    """
+    size = jnp.broadcast_to(jnp.asarray(size).astype(jnp.uint32), words.shape[1:])
+    unusable = (~size + 1) % size  # 2^32 % size
+    accepted = jnp.argmax(words <= ~unusable[None], 0, keepdims=True)
+    return jnp.take_along_axis(words, accepted, 0)[0] % size
+
+
+def integers(key: jax.Array, size: jax.Array, shape: tuple[int, ...], max_size: int) -> jax.Array:
+    """Return uniform numbers below `size`: Int32[shape].
+
+    Args:
+        key: a JAX key.
+        size: Int[...] of this shape or Int[], may be traced; at least 1 and at most `max_size`.
+        shape: the shape of the result.
+        max_size: maximum of `size`.
+    """
+    draws = jax.random.randint(key, shape, 0, size, jnp.int32)
+    if max_size <= MAX_RANDINT_SIZE:
+        return draws
+    # For larger ranges, randint returns the remainders of single words, of which some are more
+    # likely than others: by up to size / 2^32, which is 0.2 % for 1e7.
+    words = jax.random.bits(jax.random.fold_in(key, LARGE_KEY), (NUM_TRIES, *shape), jnp.uint32)
+    return jnp.where(size > MAX_RANDINT_SIZE, remainder(words, size).astype(jnp.int32), draws)
 
 
 def subset(key: jax.Array, size: jax.Array | int, count: int, max_size: int) -> jax.Array:
@@ -55,7 +95,7 @@ def subset(key: jax.Array, size: jax.Array | int, count: int, max_size: int) -> 
         return first_distinct(key, size, count, max_size)
     # The i-th draw is from 0..top[i].
     top = (size - count + jnp.arange(count)).astype(jnp.int32)
-    draws = jax.random.randint(key, (count,), 0, jnp.maximum(top, 0) + 1, jnp.int32)
+    draws = integers(key, jnp.maximum(top, 0) + 1, (count,), max_size)
     resolve = _resolve_in_loop if jax.default_backend() == "cpu" else _resolve_at_once
     return resolve(draws, top)
 
@@ -117,7 +157,7 @@ def first_distinct(key: jax.Array, size: jax.Array | int, count: int, max_size: 
     """
     tries, numbers = num_draws(count), jnp.arange(2 * count)
     draw_excluded, position = size < 2 * count, jnp.arange(tries)
-    draws = jax.random.randint(key, (tries,), 0, jnp.maximum(size, 1), jnp.int32)
+    draws = integers(key, jnp.maximum(size, 1), (tries,), max_size)
     # The first draw of each number.
     first = jnp.full(max(max_size, 2 * count), tries).at[draws].min(position)
     is_new = first[draws] == position

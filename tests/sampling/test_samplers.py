@@ -393,6 +393,19 @@ def test_steps_of_a_round_are_independent():
     assert rejects(pair(a, mixed), even(100))
 
 
+@pytest.mark.parametrize("scheme", [batches.with_replacement(4), batches.without_replacement(4)])
+def test_rows_of_a_large_client_are_equally_likely(scheme):
+    """The remainders of words of 32 bits hit the rows below 2^30 three times, and others twice."""
+    rows, n = 3 * 2**29, 5_000
+    slots, mask, _ = draw_rows(scheme, n, size=rows, width=rows)
+    assert mask.all() and slots.min() >= 0
+    assert not rejects(np.bincount(slots.ravel() // 2**29, minlength=3), even(3))
+    wrong = np.random.default_rng(0).multinomial(slots.size, [3 / 8, 3 / 8, 2 / 8])
+    assert rejects(wrong, even(3))
+    few = draw_rows(scheme, n, size=7, width=7)  # a small client next to it has its own batches
+    assert np.array_equal(draw_rows(scheme, n, size=7, width=rows)[0], few[0])
+
+
 def test_batches_with_replacement_are_independent_draws():
     slots, mask, _ = draw_rows(batches.with_replacement(2), 60_000, size=5)
     assert mask.all()
