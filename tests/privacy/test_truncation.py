@@ -7,6 +7,7 @@ from helpers.ledger_plans import DELTA, NOISY, make, poisson_plan
 from jfl.kernels import normals
 from scipy import integrate, special
 
+import jfl
 from jfl import sampling
 from jfl.core.errors import NotAnalysable
 from jfl.privacy import calibration, guarantees
@@ -110,3 +111,11 @@ def test_a_sample_that_may_hold_a_unit_several_times_is_charged_as_an_overflow()
     plan = make(rows=NOISY(2.0), batch=batches.with_replacement(10))
     entry = next(e for e in entries.entries(plan, 1) if not e.refusal)
     assert not ledger_entry.shifts_of(entry, 1) and entry.overflow > 0
+
+
+def test_a_refusal_names_what_uses_up_delta():
+    """Laplace noise of full batches has no capacity that could be raised."""
+    noise = jfl.chain(jfl.clip_l1(1.0), jfl.total(), jfl.laplace(0.02))
+    refused = make(rows=noise, batch=batches.full())
+    with pytest.raises(NotAnalysable, match="noise beyond its largest value.*Raise the noise"):
+        guarantees.guarantee(refused, rounds=1, delta=1e-5)

@@ -191,11 +191,11 @@ def bounds(
         left = delta - overflow * (1 + np.exp(np.minimum(values, 700)))
         if not np.all(left > 0):
             raise Overflow(
-                "jfl.guarantee: expected a delta larger than the cost of overflows, but got "
-                f"delta={delta.min():g} and "
-                f"an overflow probability of {overflow.max():.3g} in the run, which costs "
-                "1 + e^epsilon times as much. "
-                "Raise the capacity of the sampler or of the batches, or delta, or the noise."
+                "jfl.guarantee: expected a delta larger than the cost of overflows and of noise "
+                f"beyond its largest value, but got delta={delta.min():g} and "
+                f"a probability of {overflow.max():.3g} of these in the run, which costs "
+                "1 + e^epsilon times as much. Raise the noise or delta, or, if batches or cohorts "
+                "have a capacity, raise the capacity."
             )
         # slightly smaller, so that rounding errs on the conservative side
         again, exact = _bounds_without_overflow(alternatives, times, left * (1 - 1e-9))
