@@ -749,8 +749,8 @@ def first_sentence(caveat: str) -> str:
         >>> first_sentence("For simulation only. Anyone who knows the seed can remove the noise.")
         'For simulation only.'
     """
-    # Not at the dots of "a -> ... -> b".
-    return re.split(r"(?<=[^.]\.) ", caveat, maxsplit=1)[0]
+    # Not at the dots of "a -> ... -> b" and "eq. (6)".
+    return re.split(r"(?<=[^.]\.) (?!\()", caveat, maxsplit=1)[0]
 
 
 def caveat_lines(caveats: Iterable[str]) -> list[str]:

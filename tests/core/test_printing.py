@@ -166,6 +166,11 @@ def test_a_run_says_what_its_release_remembers():
     assert "clip" not in words(jfl.clip_l2(0.5))
 
 
+def test_the_number_of_an_equation_ends_no_sentence():
+    """The claims of a paper are shown by their first sentences."""
+    assert records.first_sentence("eq. (6) is false. More.") == "eq. (6) is false."
+
+
 def test_a_caveat_prints_its_first_sentence_and_where_the_rest_is():
     long = records.Caveat("Assumes honest sampling. Delta includes 0.5 of it.", "quantile")
     found = jfl.Guarantee(1.0, 1e-5, "client", "add_remove", "server", "pld", caveats=(long,))
