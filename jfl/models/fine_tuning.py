@@ -241,7 +241,9 @@ def write_params(path: str | Path, params: Any) -> None:
         content = save({name: np.ascontiguousarray(leaf) for name, leaf in leaves.items()})
     elif path.suffix == ".npz":
         buffer = io.BytesIO()
-        np.savez(buffer, **leaves)
+        # NumPy's format loses the type of bfloat16 (kind "V"); float32 holds all of its values.
+        known = {n: x.astype(np.float32) if x.dtype.kind == "V" else x for n, x in leaves.items()}
+        np.savez(buffer, **known)
         content = buffer.getvalue()
     else:
         checks.fail("models.write_params", "a file .npz or .safetensors", path.name)

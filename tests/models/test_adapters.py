@@ -404,6 +404,13 @@ def test_a_frozen_part_is_one_copy_for_all_clients():
     assert more("head/*") < copy
 
 
+def test_written_weights_of_bfloat16_can_be_read(tmp_path):
+    params = {"a": {"b": jnp.array([1.5, -3e38], jnp.bfloat16)}, "c": jnp.ones(2)}
+    jfl.models.write_params(tmp_path / "model.npz", params)
+    read = jfl.models.read_params(tmp_path / "model.npz")
+    assert np.array_equal(read["a/b"], np.asarray(params["a"]["b"], np.float32))
+
+
 def test_weights_from_a_file(fed, tmp_path):
     from flax.serialization import msgpack_serialize
 
