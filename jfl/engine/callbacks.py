@@ -17,6 +17,7 @@ from ..core import checks, files, identity, pytrees
 from ..core.errors import HealthError
 from ..core.records import Metrics, Plan, Run
 from . import compiling
+from .host_feed import copy_states
 from .loggers import Logger
 from .round import init
 
@@ -253,7 +254,9 @@ def watching(
             if not callbacks:
                 return False
             stacked = jax.tree.map(lambda *x: jnp.stack(x), *history)
-            copy = jax.tree.map(lambda x: x.copy(), run)
+            # The client states of a population are NumPy arrays.
+            copied = lambda x: copy_states(x) if isinstance(x, np.ndarray) else x.copy()
+            copy = jax.tree.map(copied, run)
             moment = Moment(int(run.round), before + rounds, last, stacked, copy, plan)
             return any([callback(moment) is True for callback in callbacks])
 

@@ -476,7 +476,8 @@ def _simulate_population(
             for _ in range(count):
                 run, sums = feeder.round(run, sums)
             history.append(_metrics_jit(run, plan, sums))
-            if watch is not None and watch(run, history):
+            whole = dataclasses.replace(run, client_states=states)
+            if watch is not None and watch(whole, history):
                 break
     metrics = jax.tree.map(lambda *x: jnp.stack(x), *history)
     return dataclasses.replace(run, client_states=states), metrics

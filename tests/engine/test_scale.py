@@ -219,6 +219,21 @@ def test_a_population_goes_on_where_it_was_and_keeps_what_it_began_from():
     assert np.array_equal(np.flatnonzero(states.any(1)), np.sort(drawn)) and len(drawn) == 5
 
 
+def test_a_checkpoint_of_a_population_holds_the_states_of_its_clients(tmp_path):
+    plan = make_plan(on_host(make_federation()))
+    run = lambda rounds, **how: jfl.simulate(
+        jax.random.key(1), plan, rounds, evaluate_every=2, **how
+    )
+    moments, stop = [], lambda moment: moment.round == 2
+    run(4, callbacks=[jfl.callbacks.checkpoint(tmp_path / "state"), moments.append, stop])
+    whole = run(4)
+    for start in (moments[0].run, jfl.callbacks.restore(tmp_path / "state", plan)):
+        rest = run(2, start=start)
+        assert same_bits(
+            (rest.params, rest.run.client_states), (whole.params, whole.run.client_states)
+        )
+
+
 def test_rows_come_from_a_data_source_too():
     fed = make_federation(classes=3)
     x, y, size = np.asarray(fed.x), np.asarray(fed.y), np.asarray(fed.size)
