@@ -193,9 +193,9 @@ def bounds(
             raise Overflow(
                 "jfl.guarantee: expected a delta larger than the cost of overflows and of noise "
                 f"beyond its largest value, but got delta={delta.min():g} and "
-                f"a probability of {overflow.max():.3g} of these in the run, which costs "
-                "1 + e^epsilon times as much. Raise the noise or delta, or, if batches or cohorts "
-                "have a capacity, raise the capacity."
+                f"a probability of {min(overflow.max(), 1.0):.3g} of these in the run, which costs "
+                "1 + e^epsilon times as much. Raise the capacity of the sampler or of the batches, "
+                "if they have one, or the noise, or delta."
             )
         # slightly smaller, so that rounding errs on the conservative side
         again, exact = _bounds_without_overflow(alternatives, times, left * (1 - 1e-9))
