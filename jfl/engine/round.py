@@ -524,9 +524,9 @@ def _round_stats(plan: Plan, sums: ChunkSums, released: Tree) -> RoundStats:
         rounds=jnp.float32(1),
         cohort_size=sums.num_clients.astype(jnp.float32),
         loss=mean(seen.loss, seen.measured),
-        has_loss=(seen.measured > 0).astype(jnp.float32),
+        has_loss=jnp.float32(seen.measured > 0),
         clip_fraction=mean(clipped, count),
-        has_clips=(count > 0).astype(jnp.float32),
+        has_clips=jnp.float32(count > 0),
         update_norm=pytrees.norm(released),
     )
 

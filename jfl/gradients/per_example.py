@@ -221,7 +221,8 @@ def _add_keys(grad: Grad, key, batch):
 def _mean_gradient(grad: Grad, key, params, batch, ctx):
     """Return the mean gradient of a batch, and Diagnostics."""
     batch = _add_keys(grad, key, batch)
-    loss = ghost.with_fast_convolutions(grad.loss, params, *_example(batch), batch.mask.shape[0])
+    x, y = _example(batch)
+    loss = ghost.with_fast_convolutions(grad.loss, params, x, y, examples=len(batch.mask))
 
     def mean_loss(w):
         each = jax.vmap(loss, (None, 0, 0))(w, batch.x, batch.y)
