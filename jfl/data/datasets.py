@@ -149,7 +149,7 @@ def frame(
     if features is None:
         features = [name for name in getattr(data, "columns", data) if name not in (label, owner)]
     x, y = _matrix(where, data, features), np.asarray(data[label])
-    owners = None if owner is None else _names_of_owners(where, np.asarray(data[owner]))
+    owners = None if owner is None else np.asarray(data[owner]).astype(str)
     rows = (x, y) if test is None else (x, y, _matrix(where, test, features), test[label])
     more: Any = dict(owners=owners, test_fraction=test_fraction, seed=seed)
     return arrays(*rows, classes=classes, name="frame", **more)
@@ -232,12 +232,6 @@ def file_names(data: str, label: str, owner: str) -> tuple[list[str], list[str]]
 def _are_words(y: np.ndarray) -> bool:
     """Return whether labels are words and not numbers."""
     return y.dtype.kind not in "biuf"
-
-
-def _names_of_owners(where: str, owners: np.ndarray) -> np.ndarray:
-    """Return the name of each row's owner; reject rows without an owner."""
-    require_owners(where, owners)
-    return owners.astype(str)
 
 
 def _read_columns(path: Path, owner: str) -> dict[str, np.ndarray]:
@@ -373,11 +367,11 @@ def hugging_face(
     data = make_dataset(
         where, features(train), column(train, y), features(test), column(test, y), classes, "rows"
     )
-    return (
-        data
-        if owner is None
-        else data._replace(owners=_names_of_owners(where, column(train, owner)))
-    )
+    if owner is None:
+        return data
+    owners = column(train, owner).astype(str)
+    require_owners(where, owners)
+    return data._replace(owners=owners)
 
 
 def _matrix(where, data, names) -> np.ndarray:
