@@ -119,7 +119,7 @@ def audit(arguments: list[str]) -> None:
     plan, config = build.build(asked)
     ran = checkpoint.Journal(out).read()
     if ran is not None and ran["data"] != (here := checksum(plan.fed)):
-        need = f"the data that the run in {out} was made from, {ran['data']}"
+        need = f"the data of the run in {out}, with checksum {ran['data']}"
         checks.fail("jfl audit", need, here, "Put them back, or give another --out.")
     rounds = asked.rounds if command.rounds is None else command.rounds
     begun, kept = time.perf_counter(), out / TRIALS

@@ -157,7 +157,7 @@ def _refuse_other_data(directory: Path, there: str, here: str) -> None:
     if there != here:
         refuse_resume(
             "jfl.load",
-            f"the data that made {directory}, {there}",
+            f"the data of {directory}, with checksum {there}",
             here,
             f"Put back the data that {directory / 'config.toml'} names.",
         )

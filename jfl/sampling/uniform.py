@@ -17,9 +17,9 @@ MAX_FLOYD_SIZE = 64
 NUM_SPARE_DEVIATIONS = 10
 # Random words per number of `remainder`.
 NUM_TRIES = 8
-# Up to this size of a range, the numbers of `jax.random.randint` are uniform but for 2^-48.
+# Up to this size of a range, the numbers of `jax.random.randint` are uniform to within 2^-48.
 MAX_RANDINT_SIZE = 2**16
-# Not the number of a key that randint derives.
+# The number of a key that randint does not derive itself.
 LARGE_KEY = 2**32 - 1
 
 

@@ -253,7 +253,7 @@ def test_other_data_than_those_of_the_run_are_refused(asked, copied, tmp_path, c
     journal = checkpoint.Journal(copied).read() | dict(data="0123")
     (copied / "journal.json").write_text(json.dumps(journal | dict(digest=digest_of(journal))))
     assert jfl("audit", copied) == 2 and not asked
-    assert "was made from, 0123" in capsys.readouterr().err
+    assert "with checksum 0123" in capsys.readouterr().err
     assert jfl("audit", copied, "--out", tmp_path / "other") == 0
 
 

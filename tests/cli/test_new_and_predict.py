@@ -215,7 +215,8 @@ def test_a_run_whose_data_have_changed_is_not_loaded(command, axis, tmp_path, mo
     np.savez(path, x=np.tile(x, (9, 1)), y=np.arange(360) % 2, owner=np.tile(owner, 9))
     build._dataset.cache_clear()
     build._federation.cache_clear()
-    with pytest.raises(jfl.errors.ResumeRefused, match="the data that made .*Put back the data"):
+    wrong = "the data of .*with checksum .*Put back the data"
+    with pytest.raises(jfl.errors.ResumeRefused, match=wrong):
         jfl.load(out)
 
 
